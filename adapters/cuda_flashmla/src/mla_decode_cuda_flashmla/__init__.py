@@ -1,0 +1,1 @@
+"""FlashMLA dense decode behind the contract."""

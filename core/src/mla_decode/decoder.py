@@ -1,0 +1,136 @@
+"""The object that an engine holds per layer group and ubatch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mla_decode.device import as_device_info
+from mla_decode.selection import select
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+    from torch import Tensor
+
+    from mla_decode.backend import DecodeOutput, Query
+    from mla_decode.builder import Validation
+    from mla_decode.device import DeviceInfo
+    from mla_decode.discovery import Candidate
+    from mla_decode.metadata import CommonAttentionMetadata, DecodeMetadata
+    from mla_decode.problem import DecodeProblem
+    from mla_decode.selection import Lowering
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What served the last planned step."""
+
+    backend: str
+    evidence: str
+    lowering: dict[str, Any]
+    """The plan: its kind, its cost, its pad rows."""
+    mask: str
+    num_reqs: int
+    query_len: int
+    """0 where the batch was ragged."""
+    refused: dict[str, tuple[str, ...]]
+    """Codes of those who were asked first."""
+
+
+class MLADecoder:
+    """Decodes a layer group through the backend that serves its problem.
+
+    Args:
+        problem: What the layer group asks: every block length and mask of serving.
+        backend: A backend's name, or ``"auto"`` for the documented order.
+        lowering: ``"exact"`` allows exact rewrites where no kernel serves a block.
+        device: Where tensors live; None picks this machine's first accelerator.
+        validate: ``"device"`` also checks lengths and tables, with a sync a build.
+        candidates: Backends to choose from; by default the installed ones.
+
+    Raises:
+        BackendRefused: Nobody serves the problem; every reason is in it.
+        OutdatedLibraryError: See `select`.
+    """
+
+    def __init__(
+        self,
+        problem: DecodeProblem,
+        backend: str = "auto",
+        lowering: Lowering = "refuse",
+        *,
+        device: DeviceInfo | torch.device | str | None = None,
+        validate: Validation = "host",
+        candidates: Mapping[str, Candidate] | None = None,
+    ) -> None:
+        self.problem = problem
+        self.device = as_device_info(device)
+        self.selection = select(
+            problem, self.device, backend, lowering, candidates=candidates
+        )
+        self.backend = self.selection.backend
+        self.builder = self.backend.builder_cls(problem, self.device, validate=validate)
+        self.calls: Counter[str] = Counter()
+        """Calls of `run` by mask: ``causal``, ``non_causal``."""
+        self._last: DecodeMetadata | None = None
+
+    def plan(self, common: CommonAttentionMetadata) -> DecodeMetadata:
+        """Build this step's metadata; all layers of the group share it.
+
+        Raises:
+            MaskError, BatchError, BackendRefused: As the builder's `build`.
+        """
+        self._last = self.builder.build(common)
+        return self._last
+
+    def plan_for_capture(self, common: CommonAttentionMetadata) -> DecodeMetadata:
+        """Build what a graph records; replays follow later `plan` calls."""
+        self._last = self.builder.build_for_capture(common)
+        return self._last
+
+    def run(
+        self,
+        q: Query,
+        kv_cache: Tensor,
+        plan: DecodeMetadata,
+        *,
+        softmax_scale: float,
+        q_scale: Tensor | None = None,
+        kv_scale: Tensor | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+    ) -> DecodeOutput:
+        """Attend one layer's query over its cache; see `BackendBase.forward`."""
+        output = self.backend.forward(
+            q,
+            kv_cache,
+            plan,
+            softmax_scale=softmax_scale,
+            q_scale=q_scale,
+            kv_scale=kv_scale,
+            out=out,
+            lse=lse,
+        )
+        self.calls[plan.mask.value] += 1
+        return output
+
+    def report(self) -> StepReport | None:
+        """What served the last planned step; None before the first."""
+        last = self._last
+        if last is None:
+            return None
+        return StepReport(
+            backend=self.backend.name,
+            evidence=self.backend.evidence(self.device),
+            lowering=self.selection.plan.as_dict(),
+            mask=last.mask.value,
+            num_reqs=last.num_reqs,
+            query_len=last.query_len,
+            refused={
+                name: tuple(str(reason.code) for reason in reasons)
+                for name, reasons in self.selection.refused.items()
+            },
+        )

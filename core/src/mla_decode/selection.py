@@ -1,0 +1,193 @@
+"""Who decodes: ask the device's backends in order, collect every reason."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from mla_decode.discovery import discover
+from mla_decode.errors import ArgumentError, BackendRefused, OutdatedLibraryError
+from mla_decode.lowering import native_plan
+from mla_decode.refusal import Refusal, RefusalCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mla_decode.backend import Backend
+    from mla_decode.device import DeviceInfo
+    from mla_decode.discovery import Candidate
+    from mla_decode.lowering import Plan
+    from mla_decode.problem import DecodeProblem
+
+Lowering = Literal["refuse", "exact"]
+
+_logger = logging.getLogger("mla_decode")
+
+AUTO_ORDER: dict[str, tuple[str, ...]] = {
+    "cpu": ("reference",),
+    "rocm": ("rocm_aiter", "triton_mla"),
+    "cuda": ("triton_mla",),
+    "sm_90": ("triton_mla", "cuda_flashmla"),
+}
+"""Which backends auto asks, by architecture or else vendor. Explicit names may be any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The outcome of a selection that found a backend."""
+
+    backend: Backend
+    plan: Plan
+    refused: dict[str, tuple[Refusal, ...]]
+    """Who was asked before, and every reason of theirs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What was asked and answered, whether or not somebody accepted."""
+
+    selection: Selection | None
+    refused: dict[str, tuple[Refusal, ...]]
+    outdated: OutdatedLibraryError | None = None
+    """Set where auto stopped at a library that is too old: it never slides past."""
+
+
+def select(
+    problem: DecodeProblem,
+    device: DeviceInfo,
+    backend: str | None = None,
+    lowering: Lowering = "refuse",
+    *,
+    candidates: Mapping[str, Candidate] | None = None,
+) -> Selection:
+    """Choose the backend that will serve a problem on a device.
+
+    Args:
+        problem: What the layer group asks.
+        device: Where it will run.
+        backend: A name is honoured or raises; None (or ``"auto"``) walks `AUTO_ORDER`.
+        lowering: ``"exact"`` also tries exact rewrites, within each backend after its
+            native kernels; ``"refuse"`` never does.
+        candidates: What `discover` found; by default it is called.
+
+    Raises:
+        BackendRefused: Nobody accepts; every reason of every candidate is in it.
+        OutdatedLibraryError: The device's own library is too old for a non-causal
+            block and a newer release is not: nothing slower is chosen unseen.
+        ArgumentError: The name is no backend's.
+    """
+    found = survey(problem, device, backend, lowering, candidates=candidates)
+    if found.outdated is not None:
+        raise found.outdated
+    if found.selection is None:
+        raise BackendRefused(
+            f"No backend serves this problem on {device.arch}: {problem.as_dict()}",
+            found.refused,
+        )
+    chosen = found.selection
+    _logger.info(
+        "%s decodes %s on %s (%s); refused: %s",
+        chosen.backend.name,
+        _short(problem),
+        device.arch,
+        chosen.plan.kind,
+        {name: [str(r.code) for r in rs] for name, rs in chosen.refused.items()},
+    )
+    return chosen
+
+
+def survey(
+    problem: DecodeProblem,
+    device: DeviceInfo,
+    backend: str | None = None,
+    lowering: Lowering = "refuse",
+    *,
+    candidates: Mapping[str, Candidate] | None = None,
+) -> Survey:
+    """Ask as `select` does, and return every answer instead of raising.
+
+    Raises:
+        ArgumentError: The name is no backend's, or the lowering no known word.
+    """
+    if lowering not in {"refuse", "exact"}:
+        raise ArgumentError(
+            "lowering names no policy.",
+            got=repr(lowering),
+            allowed='"refuse" or "exact"',
+            fix='leave it out, or pass "exact" to allow exact rewrites',
+        )
+    known = discover() if candidates is None else candidates
+    refused: dict[str, tuple[Refusal, ...]] = {}
+    for name in _order(device, backend, known):
+        candidate = known[name]
+        if candidate.backend is None:
+            refused[name] = (candidate.refusal,) if candidate.refusal else ()
+            continue
+        reasons = ask(candidate.backend, problem, device)
+        if not reasons:
+            plan = native_plan(problem, candidate.backend, device)
+            selection = Selection(
+                backend=candidate.backend, plan=plan, refused=dict(refused)
+            )
+            return Survey(selection=selection, refused=refused)
+        refused[name] = tuple(reasons)
+        outdated = _outdated(candidate.backend, problem, device)
+        if outdated is not None:
+            return Survey(selection=None, refused=refused, outdated=outdated)
+    return Survey(selection=None, refused=refused)
+
+
+def ask(backend: Backend, problem: DecodeProblem, device: DeviceInfo) -> list[Refusal]:
+    """A backend's refusals; a checker that raises is a refusal too."""
+    try:
+        return list(backend.refusals(problem, device))
+    except Exception as error:  # noqa: BLE001 - a broken checker refuses, it does not end the engine
+        return [
+            Refusal(
+                code=RefusalCode.CHECKER_ERROR,
+                message="The backend's own check failed",
+                got=f"{type(error).__name__}: {error}",
+                allowed="a check that returns refusals",
+                fix=f"report this to the authors of {backend.name}",
+            )
+        ]
+
+
+def _outdated(
+    backend: Backend, problem: DecodeProblem, device: DeviceInfo
+) -> OutdatedLibraryError | None:
+    if not problem.needs_non_causal:
+        return None
+    try:
+        backend.supports_non_causal(device)
+    except OutdatedLibraryError as error:
+        return error
+    return None
+
+
+def _order(
+    device: DeviceInfo, backend: str | None, known: Mapping[str, Candidate]
+) -> tuple[str, ...]:
+    if backend is None or backend == "auto":
+        order = AUTO_ORDER.get(device.arch) or AUTO_ORDER[device.vendor]
+        others = sorted(set(known) - set(AUTO_ORDER["cpu"]) - set(order))
+        in_tree = {name for names in AUTO_ORDER.values() for name in names}
+        thirds = (name for name in others if name not in in_tree)
+        return tuple(name for name in (*order, *thirds) if name in known)
+    if backend not in known:
+        raise ArgumentError(
+            "No backend has this name.",
+            got=repr(backend),
+            allowed=", ".join(sorted(known)),
+            fix="install the adapter that provides it, or correct the name",
+        )
+    return (backend,)
+
+
+def _short(problem: DecodeProblem) -> str:
+    blocks = ", ".join(f"Q={q} {mask}" for q, mask in problem.blocks())
+    return (
+        f"H={problem.num_q_heads} {problem.q_dtype}/{problem.kv_dtype} "
+        f"page {problem.page_size} [{blocks}]"
+    )
