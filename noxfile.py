@@ -1,0 +1,377 @@
+"""Sessions of this repository; `nox -l` lists them.
+
+Plain `nox` runs what needs no accelerator, with the Python that runs nox. Those sessions
+share one environment, `.nox/shared`, so that torch is installed there once and, by the
+session `wheels`, once more in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+import nox.project
+
+nox.needs_version = ">=2025.10.16"
+nox.options.error_on_missing_interpreters = True
+
+ROOT = Path(__file__).parent
+SHARED = ROOT / ".nox" / "shared"
+REPORTS = ROOT / ".nox" / "reports"
+CONSTRAINTS = ROOT / "constraints.txt"
+DISTRIBUTIONS = (
+    "core",
+    "adapters/rocm_aiter",
+    "adapters/cuda_flashmla",
+    "adapters/triton_mla",
+    "contract_tests",
+)
+SOURCES = tuple(f"{distribution}/src" for distribution in DISTRIBUTIONS)
+OTHER_TESTS = ("adapters", "contract_tests/tests", "tests")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+QUICK = "not slow and not cuda and not rocm"
+AITER_RELEASES = ("0.1.16.post6", "0.1.19.post2", "0.1.20.post1")
+
+
+# --- the shared environment -----------------------------------------------------------
+
+
+def shared(session: nox.Session, *groups: str, project: bool = True) -> str:
+    """Make the shared environment hold what a session needs; give its Python.
+
+    Args:
+        session: Whose commands will find the environment's scripts first.
+        groups: Dependency groups of the root pyproject.toml.
+        project: Whether the distributions, editable, and torch are needed too.
+    """
+    python = _shared_python(session)
+    if project:
+        packages = [f"--editable={ROOT / name}" for name in DISTRIBUTIONS]
+        _install_once(session, python, "project", ["torch", *packages])
+        if not _torch_brings_triton(session, python):
+            _install_once(session, python, "triton", _group("triton"))
+    for group in groups:
+        _install_once(session, python, group, _group(group))
+    if session.venv_backend == "none":
+        scripts = str(Path(python).parent)
+        session.env["PATH"] = os.pathsep.join((scripts, os.environ.get("PATH", "")))
+        session.env["VIRTUAL_ENV"] = str(SHARED)
+    return python
+
+
+def _shared_python(session: nox.Session) -> str:
+    """Create the environment where it is missing or made by another interpreter."""
+    scripts, name = ("Scripts", "python.exe") if os.name == "nt" else ("bin", "python")
+    python = SHARED / scripts / name
+    made_by = SHARED / "made-by.txt"
+    wanted = f"{sys.version}\n{sys.base_prefix}\n"
+    if not made_by.exists() or made_by.read_text(encoding="utf-8") != wanted:
+        virtualenv = (sys.executable, "-m", "virtualenv", "--clear", "-q")
+        session.run(*virtualenv, str(SHARED), external=True)
+        made_by.write_text(wanted, encoding="utf-8")
+    return str(python)
+
+
+def _install_once(
+    session: nox.Session, python: str, name: str, packages: list[str]
+) -> None:
+    """Install packages unless exactly this request was met before."""
+    request = "\n".join([CONSTRAINTS.read_text(encoding="utf-8"), *packages])
+    if name == "project":
+        request += "".join(
+            (ROOT / distribution / "pyproject.toml").read_text(encoding="utf-8")
+            for distribution in DISTRIBUTIONS
+        )
+    digest = hashlib.sha256(request.encode()).hexdigest()
+    stamp = SHARED / f"installed-{name}.txt"
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == digest:
+        return
+    pip = [python, "-m", "pip", "install", "-q", f"--constraint={CONSTRAINTS}"]
+    session.run(*pip, *packages, external=True)
+    stamp.write_text(digest, encoding="utf-8")
+
+
+def _group(name: str) -> list[str]:
+    pyproject = nox.project.load_toml(ROOT / "pyproject.toml")
+    return list(nox.project.dependency_groups(pyproject, name))
+
+
+def _torch_brings_triton(session: nox.Session, python: str) -> bool:
+    """Whether torch requires a Triton of its own choice, as its CUDA builds do."""
+    ask = (
+        "from importlib.metadata import requires; import re; "
+        "print(any(re.match(r'triton\\b', r) for r in requires('torch') or ()))"
+    )
+    return str(session.run(python, "-c", ask, silent=True, log=False)).strip() == "True"
+
+
+# --- sessions that need no accelerator ------------------------------------------------
+
+
+@nox.session(venv_backend="none", tags=["cpu"])
+def lint(session: nox.Session) -> None:
+    """Check the style and the format of the whole tree."""
+    python = shared(session, "lint", project=False)
+    session.run(python, "-m", "ruff", "check", ".")
+    session.run(python, "-m", "ruff", "format", "--check", ".")
+
+
+@nox.session(venv_backend="none", tags=["cpu"])
+def types(session: nox.Session) -> None:
+    """Check types strictly, and that core's public names are all typed."""
+    python = shared(session, "test", "types")
+    session.run(python, "-m", "mypy", *SOURCES, "noxfile.py", "tools")
+    session.run(
+        *(python, "-m", "pyright", "--pythonpath", python),
+        *("--ignoreexternal", "--verifytypes", "mla_decode"),
+    )
+
+
+@nox.session(venv_backend="none", tags=["cpu"])
+def tests(session: nox.Session) -> None:
+    """Run the tests; core under the gate of full branch coverage.
+
+    Arguments go to pytest, and then nothing but what they name is run.
+    """
+    python = shared(session, "test")
+    if session.posargs:
+        session.run(python, "-m", "pytest", *session.posargs)
+        return
+    coverage = (python, "-m", "coverage")
+    session.run(*coverage, "erase")
+    session.run(*coverage, "run", "-m", "pytest", "-m", QUICK, "core/tests")
+    session.run(*coverage, "combine", "--quiet")
+    session.run(*coverage, "report", "--fail-under=100")
+    session.run(python, "-m", "pytest", "-m", QUICK, *OTHER_TESTS)
+
+
+@nox.session(venv_backend="none", tags=["cpu"])
+def contract(session: nox.Session) -> None:
+    """Run the contract kit over every backend that a CPU can stand in for.
+
+    Arguments: names of backends to keep, then options of `mla-decode-contract run`.
+    """
+    python = shared(session, "test")
+    names, options = _split_posargs(session)
+    for run in _chosen(session, CPU_RUNS, names):
+        run.start(session, python, *options)
+
+
+@nox.session(venv_backend="none", tags=["cpu"])
+def xcompile(session: nox.Session) -> None:
+    """Compile the Triton kernels for gfx942, gfx950, sm_90 and sm_100, without a GPU."""
+    python = shared(session)
+    session.run(python, "-m", "mla_decode_triton.xcompile", *session.posargs)
+
+
+@nox.session(venv_backend="none", tags=["cpu"])
+def demo(session: nox.Session) -> None:
+    """Generate text by speculative decoding through the contract."""
+    python = shared(session)
+    session.run(str(Path(python).with_name("mla-decode")), "demo", *session.posargs)
+
+
+@nox.session(reuse_venv=True, tags=["cpu"])
+def wheels(session: nox.Session) -> None:
+    """Build every distribution, look into it, install it elsewhere and run it."""
+    python = shared(session, "wheels", project=False)
+    built = session.cache_dir / "wheels"
+    shutil.rmtree(built, ignore_errors=True)
+    for distribution in DISTRIBUTIONS:
+        session.run(
+            *(python, "-m", "build", "--no-isolation", f"--outdir={built}"),
+            str(ROOT / distribution),
+            external=True,
+            silent=True,
+        )
+    session.run(
+        *(python, str(ROOT / "tools" / "check_wheels.py"), str(built)),
+        *DISTRIBUTIONS,
+        external=True,
+    )
+    files = sorted(map(str, built.glob("*.whl")))
+    session.install(f"--constraint={CONSTRAINTS}", "torch", *files)
+    session.install("--force-reinstall", "--no-deps", *files)
+    session.chdir(session.create_tmp())
+    session.run("mla-decode", "--version")
+    session.run("mla-decode", "demo", "--quick")
+    session.run("mla-decode-contract", "run", "reference", "--quick")
+
+
+@nox.session(venv_backend="none", tags=["cpu"])
+def docs(session: nox.Session) -> None:
+    """Build the documentation site; a broken link fails it. `-- serve` shows it."""
+    python = shared(session, "docs")
+    command = session.posargs or ["build", "--strict", "--quiet"]
+    session.run(python, "-m", "mkdocs", *command)
+
+
+# --- sessions on request --------------------------------------------------------------
+
+
+@nox.session(venv_backend="none", default=False, tags=["slow"])
+def slow(session: nox.Session) -> None:
+    """Run the tests that take minutes."""
+    python = shared(session, "test")
+    marked = "slow and not cuda and not rocm"
+    session.run(
+        *(python, "-m", "pytest", "-m", marked, "core/tests", *OTHER_TESTS),
+        *session.posargs,
+    )
+
+
+@nox.session(venv_backend="none", default=False)
+def bench(session: nox.Session) -> None:
+    """Time the reference against scaled_dot_product_attention on this CPU.
+
+    Arguments name another script of benchmarks/ and its options.
+    """
+    python = shared(session, "bench")
+    script, *options = session.posargs or ["reference_vs_sdpa.py"]
+    session.run(python, str(ROOT / "benchmarks" / script), *options)
+
+
+def _tests_of_another_python(session: nox.Session) -> None:
+    """Run the quick tests with this interpreter, in an environment of its own."""
+    editable = [f"--editable={ROOT / name}" for name in DISTRIBUTIONS]
+    session.install(f"--constraint={CONSTRAINTS}", "torch", *editable)
+    if not _torch_brings_triton(session, "python"):
+        session.install(*_group("triton"))
+    session.install(*_group("test"))
+    chosen = session.posargs or ["-m", QUICK, "core/tests", *OTHER_TESTS]
+    session.run("python", "-m", "pytest", *chosen)
+
+
+for _version in PYTHONS:
+    nox.session(
+        name=f"tests-{_version}", python=_version, reuse_venv=True, default=False
+    )(_tests_of_another_python)
+
+
+# --- sessions that need hardware ------------------------------------------------------
+
+
+@nox.session(venv_backend="none", default=False, tags=["cuda"])
+def contract_cuda(session: nox.Session) -> None:
+    """Run the contract kit and the `cuda` tests on this machine's NVIDIA GPU.
+
+    It runs in the Python that runs nox, whose torch must see the GPU.
+    """
+    arch = _require_gpu(session, "sm_", "an NVIDIA GPU and a CUDA build of torch")
+    _on_hardware(session, arch, ("triton_mla", "cuda_flashmla"), "cuda")
+
+
+@nox.session(venv_backend="none", default=False, tags=["rocm"])
+def contract_rocm(session: nox.Session) -> None:
+    """Run the contract kit and the `rocm` tests on this machine's AMD GPU.
+
+    It runs in the Python that runs nox, whose torch must see the GPU.
+    """
+    arch = _require_gpu(session, "gfx", "an AMD GPU, a ROCm build of torch and AITER")
+    _on_hardware(session, arch, ("rocm_aiter", "triton_mla"), "rocm")
+
+
+_ASK_ARCH = """
+import importlib.util, sys
+if importlib.util.find_spec("torch") is None:
+    sys.exit(print("this Python has no torch"))
+import torch
+if not torch.cuda.is_available():
+    sys.exit(print(f"torch {torch.__version__} sees no GPU"))
+properties = torch.cuda.get_device_properties(0)
+hip = getattr(properties, "gcnArchName", "").split(":")[0] if torch.version.hip else ""
+print(hip or f"sm_{properties.major}{properties.minor}")
+"""
+
+
+def _require_gpu(session: nox.Session, prefix: str, needs: str) -> str:
+    """Give the GPU's arch, or end the session saying what it needs and what it found."""
+    found = str(session.run(sys.executable, "-c", _ASK_ARCH, silent=True, log=False))
+    arch = found.strip()
+    if not arch.startswith(prefix):
+        session.error(
+            f"{session.name} needs {needs} in the Python that runs nox "
+            f"({sys.executable}); found: {arch}."
+        )
+    return arch
+
+
+def _on_hardware(
+    session: nox.Session, arch: str, backends: tuple[str, ...], marker: str
+) -> None:
+    editable = [f"--editable={ROOT / name}" for name in DISTRIBUTIONS]
+    pip = (sys.executable, "-m", "pip", "install", "-q")
+    session.run(*pip, *editable, *_group("test"))
+    names, options = _split_posargs(session)
+    runs = [ContractRun(backend=name, options=("--arch", arch)) for name in backends]
+    for run in _chosen(session, tuple(runs), names):
+        run.start(session, sys.executable, *options)
+    if not session.posargs:
+        session.run(sys.executable, "-m", "pytest", "-m", marker, *OTHER_TESTS)
+
+
+# --- runs of the contract kit ---------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ContractRun:
+    """One run of `mla-decode-contract run`."""
+
+    backend: str
+    """Its entry-point name."""
+    options: tuple[str, ...] = ()
+    """What follows the name on the command line."""
+    simulate: str = ""
+    """``MLA_DECODE_SIMULATE`` of the run: backend, arch and library release."""
+
+    @property
+    def label(self) -> str:
+        """A folder name for its report."""
+        return "-".join((self.backend, *self.simulate.split(":")[1:]))
+
+    def start(self, session: nox.Session, python: str, *options: str) -> None:
+        """Run the kit; its report goes to .nox/reports."""
+        env = {"MLA_DECODE_SIMULATE": self.simulate} if self.simulate else {}
+        session.run(
+            *(python, "-m", "mla_decode_contract", "run", self.backend),
+            *(*self.options, "--report", str(REPORTS / self.label), *options),
+            env=env,
+        )
+
+
+CPU_RUNS = (
+    ContractRun(backend="reference"),
+    *(
+        ContractRun(
+            backend="rocm_aiter",
+            options=("--assume-arch", arch),
+            simulate=f"rocm_aiter:{arch}:{release}",
+        )
+        for release in AITER_RELEASES
+        for arch in ("gfx942", "gfx950")
+    ),
+    ContractRun(backend="cuda_flashmla", options=("--assume-arch", "sm_90")),
+    ContractRun(backend="triton_mla"),
+)
+
+
+def _split_posargs(session: nox.Session) -> tuple[list[str], list[str]]:
+    """Names of backends, and from the first option on what the kit gets."""
+    is_option = [argument.startswith("-") for argument in session.posargs]
+    cut = is_option.index(True) if True in is_option else len(is_option)
+    return session.posargs[:cut], session.posargs[cut:]
+
+
+def _chosen(
+    session: nox.Session, runs: tuple[ContractRun, ...], names: list[str]
+) -> list[ContractRun]:
+    known = sorted({run.backend for run in runs})
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        session.error(f"{', '.join(unknown)}: not one of {', '.join(known)}.")
+    return [run for run in runs if not names or run.backend in names]
