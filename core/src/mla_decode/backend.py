@@ -9,7 +9,6 @@ from typing import (
     ClassVar,
     NamedTuple,
     Protocol,
-    Union,
     runtime_checkable,
 )
 
@@ -75,6 +74,9 @@ class Backend(Protocol):
     Importing the object must not import torch kernels or the vendor's library, nor
     touch a GPU.
     """
+
+    def __hash__(self) -> int:
+        """Plans are cached by problem, backend and device."""
 
     @property
     def name(self) -> str:

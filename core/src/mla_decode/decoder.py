@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mla_decode.device import as_device_info
+from mla_decode.lowering.backend import apply_plan
 from mla_decode.selection import select
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class MLADecoder:
         self.selection = select(
             problem, self.device, backend, lowering, candidates=candidates
         )
-        self.backend = self.selection.backend
+        self.backend = apply_plan(self.selection.backend, self.selection.plan)
         self.builder = self.backend.builder_cls(problem, self.device, validate=validate)
         self.calls: Counter[str] = Counter()
         """Calls of `run` by mask: ``causal``, ``non_causal``."""

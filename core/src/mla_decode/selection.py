@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mla_decode.discovery import discover
 from mla_decode.errors import ArgumentError, BackendRefused, OutdatedLibraryError
-from mla_decode.lowering import native_plan
+from mla_decode.lowering import native_plan, plan_exact
 from mla_decode.refusal import Refusal, RefusalCode
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ def survey(
             refused[name] = (candidate.refusal,) if candidate.refusal else ()
             continue
         reasons = ask(candidate.backend, problem, device)
-        if not reasons:
-            plan = native_plan(problem, candidate.backend, device)
+        plan = _plan(candidate.backend, problem, device, lowering, native=not reasons)
+        if plan is not None:
             selection = Selection(
                 backend=candidate.backend, plan=plan, refused=dict(refused)
             )
@@ -152,6 +152,22 @@ def ask(backend: Backend, problem: DecodeProblem, device: DeviceInfo) -> list[Re
                 fix=f"report this to the authors of {backend.name}",
             )
         ]
+
+
+def _plan(
+    backend: Backend,
+    problem: DecodeProblem,
+    device: DeviceInfo,
+    lowering: Lowering,
+    *,
+    native: bool,
+) -> Plan | None:
+    """The plan of a backend that accepts, or that can be made to by a rewrite."""
+    if lowering == "exact":
+        exact = plan_exact(problem, backend, device)
+        if exact is not None:
+            return exact
+    return native_plan(problem, backend, device) if native else None
 
 
 def _outdated(

@@ -1,5 +1,6 @@
 """Exact rewrites of a problem that a backend cannot serve into one that it can."""
 
-from mla_decode.lowering.plan import Plan, native_plan
+from mla_decode.lowering.plan import BlockPlan, Plan, Rewrite
+from mla_decode.lowering.planner import native_plan, plan_exact
 
-__all__ = ["Plan", "native_plan"]
+__all__ = ["BlockPlan", "Plan", "Rewrite", "native_plan", "plan_exact"]

@@ -1,0 +1,5 @@
+"""The `mla-decode` command line."""
+
+from mla_decode.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,62 @@
+"""The typer application: commands, and the exit codes that they share."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from mla_decode.cli.adapter_options import with_adapter_options
+from mla_decode.cli.explain import explain
+from mla_decode.demo.command import demo
+from mla_decode.version import CONTRACT_VERSION
+
+EXIT_REFUSED = 1
+EXIT_USAGE = 4
+_CLICK_USAGE = 2
+
+app = typer.Typer(
+    name="mla-decode",
+    help=(
+        "Decode multi-head latent attention through one contract. "
+        "Exit codes: 0 accepted, 1 refused or failed, 4 usage."
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mla-decode {version('mla-decode')} (contract {CONTRACT_VERSION})")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the versions of the library and of the contract.",
+        ),
+    ] = False,
+) -> None:
+    """Hold the options that stand before every command."""
+    del show_version
+
+
+def main() -> None:
+    """Run the command line; usage errors exit with 4, since 2 is taken elsewhere."""
+    app.command("explain")(with_adapter_options(explain))
+    app.command("demo")(demo)
+    try:
+        app()
+    except SystemExit as stop:
+        sys.exit(EXIT_USAGE if stop.code == _CLICK_USAGE else stop.code)
