@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from mla_decode.backend import DecodeOutput, Query
-    from mla_decode.builder import Validation
+    from mla_decode.backend import Backend, DecodeOutput, Query
+    from mla_decode.builder import MLADecodeMetadataBuilder, Validation
     from mla_decode.device import DeviceInfo
     from mla_decode.discovery import Candidate
     from mla_decode.metadata import CommonAttentionMetadata, DecodeMetadata
     from mla_decode.problem import DecodeProblem
-    from mla_decode.selection import Lowering
+    from mla_decode.selection import Lowering, Selection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +68,14 @@ class MLADecoder:
         candidates: Mapping[str, Candidate] | None = None,
     ) -> None:
         self.problem = problem
-        self.device = as_device_info(device)
-        self.selection = select(
+        self.device: DeviceInfo = as_device_info(device)
+        self.selection: Selection = select(
             problem, self.device, backend, lowering, candidates=candidates
         )
-        self.backend = apply_plan(self.selection.backend, self.selection.plan)
-        self.builder = self.backend.builder_cls(problem, self.device, validate=validate)
+        self.backend: Backend = apply_plan(self.selection.backend, self.selection.plan)
+        self.builder: MLADecodeMetadataBuilder = self.backend.builder_cls(
+            problem, self.device, validate=validate
+        )
         self.calls: Counter[str] = Counter()
         """Calls of `run` by mask: ``causal``, ``non_causal``."""
         self._last: DecodeMetadata | None = None

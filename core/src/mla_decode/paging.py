@@ -42,7 +42,7 @@ class PagedLatentCache:
         device: torch.device | str = "cpu",
     ) -> None:
         self.page_size = page_size
-        self.layers = tuple(
+        self.layers: tuple[Tensor, ...] = tuple(
             torch.zeros((num_pages, page_size, ROW_WIDTH), dtype=dtype, device=device)
             for _ in range(num_layers)
         )

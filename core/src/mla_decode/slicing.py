@@ -150,7 +150,7 @@ class UbatchBuilders:
         num_ubatches: int,
         validate: Validation = "host",
     ) -> None:
-        self.builders = tuple(
+        self.builders: tuple[MLADecodeMetadataBuilder, ...] = tuple(
             builder_cls(problem, device, validate=validate) for _ in range(num_ubatches)
         )
 

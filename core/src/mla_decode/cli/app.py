@@ -17,7 +17,7 @@ EXIT_REFUSED = 1
 EXIT_USAGE = 4
 _CLICK_USAGE = 2
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="mla-decode",
     help=(
         "Decode multi-head latent attention through one contract. "

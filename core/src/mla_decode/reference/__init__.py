@@ -4,4 +4,4 @@ from mla_decode.reference.backend import ReferenceBackend
 
 __all__ = ["ReferenceBackend", "backend"]
 
-backend = ReferenceBackend()
+backend: ReferenceBackend = ReferenceBackend()
