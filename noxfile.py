@@ -126,10 +126,8 @@ def types(session: nox.Session) -> None:
     """Check types strictly, and that core's public names are all typed."""
     python = shared(session, "test", "types")
     session.run(python, "-m", "mypy", *SOURCES, "noxfile.py", "tools")
-    session.run(
-        *(python, "-m", "pyright", "--pythonpath", python),
-        *("--ignoreexternal", "--verifytypes", "mla_decode"),
-    )
+    verify = ("--ignoreexternal", "--verifytypes", "mla_decode")
+    session.run(python, "-m", "pyright", *verify)
 
 
 @nox.session(venv_backend="none", tags=["cpu"])
