@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from mla_decode.backend import BackendBase, Cost
 from mla_decode.capability import (
@@ -61,7 +61,7 @@ class ReferenceBackend(BackendBase):
     """Torch on any device; auto's choice on the CPU, by name only on a GPU."""
 
     name = "reference"
-    capability = Capability(rows=tuple(_row(arch) for arch in _ARCHS))
+    capability: ClassVar[Capability] = Capability(rows=tuple(_row(arch) for arch in _ARCHS))
 
     @property
     def builder_cls(self) -> type[MLADecodeMetadataBuilder]:
