@@ -64,26 +64,35 @@ def check_batch(
             allowed=f"1..{problem.max_num_reqs}",
             fix="skip the call for an empty batch; raise max_num_reqs for a larger one",
         )
-    lengths = _block_lengths(common.query_start_loc_cpu, num_reqs)
-    shape = _shape(common, lengths, uniform=not causal or _is_uniform(support))
-    _check_named(problem, lengths, shape, causal=causal)
+    starts = _host_starts(common.query_start_loc_cpu, num_reqs)
+    query_len = common.max_query_len
+    if type(query_len) is not int or query_len < 1:
+        raise BatchError(
+            "max_query_len is not a positive int.",
+            got=repr(query_len),
+            allowed="the longest block; the Q of a batch that is all pads",
+            fix="pass the longest query length of the batch as a host int",
+        )
+    shape, used = _plain_shape(common, starts), frozenset((query_len,))
+    if shape is None:
+        lengths = _block_lengths(starts)
+        is_uniform = not causal or support is not QueryLenSupport.VARLEN
+        shape = _shape(common, problem, lengths, uniform=is_uniform)
+        used = frozenset(lengths.tolist()) - {0} or frozenset((query_len,))
+    _check_named(problem, used, causal=causal)
     if support is QueryLenSupport.SINGLE and shape.query_len != 1:
         raise BatchError(
             "The builder serves one token a request.",
-            got=f"blocks of {sorted(set(lengths.tolist()))} tokens",
+            got=f"blocks of {sorted(used)} tokens",
             allowed="1",
             fix="choose a backend whose query_len_support is UNIFORM or VARLEN",
         )
-    _check_lengths(common, problem, shape, causal=causal)
+    _check_lengths(common, problem, used, causal=causal)
     _check_tensors(common, problem, device)
     return shape
 
 
-def _is_uniform(support: QueryLenSupport) -> bool:
-    return support is not QueryLenSupport.VARLEN
-
-
-def _block_lengths(starts: torch.Tensor, num_reqs: int) -> NDArray[np.int32]:
+def _host_starts(starts: torch.Tensor, num_reqs: int) -> NDArray[np.int32]:
     is_host = isinstance(starts, torch.Tensor) and starts.device.type == "cpu"
     if not is_host or starts.dtype != torch.int32 or starts.shape != (num_reqs + 1,):
         raise BatchError(
@@ -92,12 +101,31 @@ def _block_lengths(starts: torch.Tensor, num_reqs: int) -> NDArray[np.int32]:
             allowed=f"int32 [{num_reqs + 1}] on cpu",
             fix="pass the host copy of query_start_loc, one entry more than requests",
         )
-    values = starts.numpy()
-    lengths: NDArray[np.int32] = np.diff(values)
-    if values[0] != 0 or (lengths < 0).any():
+    values: NDArray[np.int32] = starts.numpy()
+    return values
+
+
+def _plain_shape(
+    common: CommonAttentionMetadata, starts: NDArray[np.int32]
+) -> BatchShape | None:
+    """The shape of a uniform batch without pads, the case to be fast in; else None."""
+    query_len, tokens = common.max_query_len, common.num_actual_tokens
+    padded = common.num_reqs * query_len
+    if tokens != padded or starts[-1] != padded or starts[0] != 0:
+        return None
+    if not (starts[1:] - starts[:-1] == query_len).all():
+        return None
+    return BatchShape(
+        num_reqs=common.num_reqs, query_len=query_len, num_decode_tokens=padded
+    )
+
+
+def _block_lengths(starts: NDArray[np.int32]) -> NDArray[np.int32]:
+    lengths: NDArray[np.int32] = np.diff(starts)
+    if starts[0] != 0 or (lengths < 0).any():
         raise BatchError(
             "query_start_loc_cpu is not a cumulative sum from 0.",
-            got=str(values.tolist()),
+            got=str(starts.tolist()),
             allowed="0 first, never decreasing",
             fix="pass the exclusive cumulative sum of the query lengths",
         )
@@ -113,7 +141,11 @@ def _block_lengths(starts: torch.Tensor, num_reqs: int) -> NDArray[np.int32]:
 
 
 def _shape(
-    common: CommonAttentionMetadata, lengths: NDArray[np.int32], *, uniform: bool
+    common: CommonAttentionMetadata,
+    problem: DecodeProblem,
+    lengths: NDArray[np.int32],
+    *,
+    uniform: bool,
 ) -> BatchShape:
     num_reqs, tokens = common.num_reqs, common.num_actual_tokens
     longest = int(lengths.max())
@@ -126,7 +158,7 @@ def _shape(
             allowed="one length for all requests (0 for pads at the tail)",
             fix="split the batch by block length, or use a VARLEN builder if causal",
         )
-    if type(common.max_query_len) is not int or common.max_query_len < query_len:
+    if common.max_query_len < query_len:
         raise BatchError(
             "max_query_len is smaller than a block of the batch.",
             got=f"{common.max_query_len!r} with query lengths {lengths.tolist()}",
@@ -146,25 +178,22 @@ def _shape(
         return BatchShape(
             num_reqs=num_reqs, query_len=query_len, num_decode_tokens=padded
         )
-    if tokens < real:
+    most = problem.max_num_reqs * problem.max_query_len
+    if type(tokens) is not int or not real <= tokens <= max(real, most):
         raise BatchError(
-            "num_actual_tokens is smaller than the blocks.",
+            "num_actual_tokens does not fit the blocks of the batch.",
             got=repr(tokens),
-            allowed=f"at least {real}",
+            allowed=f"{real}, or up to {most} with pad rows",
             fix="pass query_start_loc_cpu[-1], plus pad rows if any",
         )
     return BatchShape(num_reqs=num_reqs, query_len=0, num_decode_tokens=tokens)
 
 
-def _check_named(
-    problem: DecodeProblem,
-    lengths: NDArray[np.int32],
-    shape: BatchShape,
-    *,
-    causal: bool,
-) -> None:
-    used = {shape.query_len} if shape.query_len else set(lengths.tolist()) - {0}
+def _check_named(problem: DecodeProblem, used: frozenset[int], *, causal: bool) -> None:
     mask = Mask.CAUSAL if causal else Mask.NON_CAUSAL
+    is_named = mask in problem.masks or used == {1}
+    if is_named and used <= problem.query_lens:
+        return
     refusals = []
     if not used <= problem.query_lens:
         refusals.append(
@@ -176,7 +205,7 @@ def _check_named(
                 fix="name every block length in DecodeProblem.query_lens",
             )
         )
-    if mask not in problem.masks and used != {1}:
+    if not is_named:
         refusals.append(
             Refusal(
                 code=RefusalCode.MASK,
@@ -186,14 +215,13 @@ def _check_named(
                 fix="name every mask in DecodeProblem.masks",
             )
         )
-    if refusals:
-        raise BackendRefused("This batch is outside the problem.", {"build": refusals})
+    raise BackendRefused("This batch is outside the problem.", {"build": refusals})
 
 
 def _check_lengths(
     common: CommonAttentionMetadata,
     problem: DecodeProblem,
-    shape: BatchShape,
+    used: frozenset[int],
     *,
     causal: bool,
 ) -> None:
@@ -205,11 +233,11 @@ def _check_lengths(
             allowed=f"0..{problem.max_model_len}",
             fix="pass an upper bound of seq_lens; raise max_model_len for longer ones",
         )
-    if causal and problem.dcp is None and 0 < longest < shape.query_len:
+    if causal and problem.dcp is None and 0 < longest < max(used):
         raise BatchError(
             "A causal block is longer than its sequence.",
-            got=f"max_seq_len {longest} with blocks of {shape.query_len}",
-            allowed=f"0, or at least {shape.query_len}",
+            got=f"max_seq_len {longest} with blocks of {max(used)}",
+            allowed=f"0, or at least {max(used)}",
             fix="seq_lens include this step's tokens: add the block to them",
         )
 
@@ -222,6 +250,13 @@ def _check_tensors(
     _check_vector("seq_lens", common.seq_lens, num_reqs, device)
     if problem.dcp is not None:
         _check_vector("dcp_local_seq_lens", common.dcp_local_seq_lens, num_reqs, device)
+    elif common.dcp_local_seq_lens is not None:
+        raise BatchError(
+            "The batch has local lengths but the problem names no group of ranks.",
+            got="dcp_local_seq_lens",
+            allowed="None where DecodeProblem.dcp is None",
+            fix="set DecodeProblem.dcp, or leave dcp_local_seq_lens out",
+        )
     table = common.block_table_tensor
     pages = -(-common.max_seq_len // problem.page_size)
     if (

@@ -16,6 +16,7 @@ from mla_decode.errors import ArgumentError, BackendRefused
 from mla_decode.mask import Mask, normalise_causal
 from mla_decode.problem import ROW_WIDTH
 from mla_decode.refusal import Refusal, RefusalCode
+from mla_decode.stable import StableBuffers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,23 +105,17 @@ class MLADecodeMetadataBuilder(abc.ABC):
                 fix='leave it out, or pass "device" while you debug a table',
             )
         self.problem = problem
-        self.device_info = as_device_info(device)
-        self.device = torch.device(self.device_info.torch_device)
+        self.device_info: DeviceInfo = as_device_info(device)
+        self.device: torch.device = torch.device(self.device_info.torch_device)
         self.validate = validate
-        self.generation = 0
+        self.generation: int = 0
         self._decode_causal = True
         self._decode_query_len = 0
         self._require_declared()
         self._starts = self._uniform_starts()
+        self._starts_of: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._joined: Tensor | None = None
-        self._stable: tuple[Tensor, Tensor, Tensor] | None = None
-        if problem.graphs:
-            rows, width = problem.max_num_reqs, problem.table_width
-            self._stable = (
-                self._int32_buffer(rows, width),
-                self._int32_buffer(rows),
-                self._int32_buffer(rows),
-            )
+        self._stable = StableBuffers(problem, self.device) if problem.graphs else None
 
     @final
     def build(self, common: CommonAttentionMetadata) -> DecodeMetadata:
@@ -135,31 +130,8 @@ class MLADecodeMetadataBuilder(abc.ABC):
             BatchError: The batch breaks the contract.
             BackendRefused: Its mask or block length is not one the problem names.
         """
-        causal = normalise_causal(common.causal)
-        shape = check_batch(
-            common,
-            self.problem,
-            causal=causal,
-            support=self.query_len_support,
-            device=self.device,
-        )
-        if self.validate == "device":
-            last_page = check_device_values(common, self.problem, shape, causal=causal)
-        else:
-            last_page = -1
-        query_len = shape.query_len
-        if query_len == 1 and not self.supports_non_causal_multi_token_decode:
-            causal = True  # a one-token block is both
-        self._decode_causal = causal
-        self._decode_query_len = query_len
-        self.generation += 1
-        metadata = self._call_build_decode(common, shape)
-        metadata.causal = causal
-        metadata.query_len = query_len
-        metadata.builder = self
-        metadata.generation = self.generation
-        metadata.last_page = last_page
-        return metadata
+        causal, shape = self._validate(common)
+        return self._make(common, shape, causal=causal)
 
     @final
     def build_for_capture(self, common: CommonAttentionMetadata) -> DecodeMetadata:
@@ -181,19 +153,16 @@ class MLADecodeMetadataBuilder(abc.ABC):
                 "graphs=True",
                 "pass graphs=True in the DecodeProblem of a captured layer group",
             )
-        lengths = common.query_start_loc_cpu.diff()
-        is_uniform = bool((lengths == lengths[:1]).all()) or bool(
-            ((lengths == lengths.max()) | (lengths == 0)).all()
-        )
-        if self.graph_support is not GraphSupport.ALWAYS and not is_uniform:
+        causal, shape = self._validate(common)
+        if self.graph_support is not GraphSupport.ALWAYS and not shape.query_len:
             raise self._refuse(
                 RefusalCode.FEATURE,
                 "A ragged batch cannot be captured here",
-                f"query lengths {lengths.tolist()}",
+                f"query lengths {common.query_start_loc_cpu.diff().tolist()}",
                 f"{self.graph_support.name}: uniform batches",
                 "capture uniform batches, run ragged ones eagerly",
             )
-        return self.build(common)
+        return self._make(common, shape, causal=causal)
 
     @abc.abstractmethod
     def _build_decode(
@@ -234,30 +203,66 @@ class MLADecodeMetadataBuilder(abc.ABC):
             [T, H, 576], overwritten by the builder's next join. The buffer is made for
             the largest batch at the first pair, and keeps its address.
         """
-        rows = nope.shape[0]
-        if self._joined is None or self._joined.shape[0] < rows:
+        if self._joined is None:
             problem = self.problem
-            most = max(rows, problem.max_num_reqs * problem.max_query_len)
-            self._joined = nope.new_empty((most, problem.num_q_heads, ROW_WIDTH))
-        return torch.cat((nope, rope), dim=-1, out=self._joined[:rows])
+            rows = problem.max_num_reqs * problem.max_query_len
+            self._joined = nope.new_empty((rows, problem.num_q_heads, ROW_WIDTH))
+        joined = self._joined[: nope.shape[0]]
+        return torch.cat((nope, rope), dim=-1, out=joined)
+
+    def _validate(self, common: CommonAttentionMetadata) -> tuple[bool, BatchShape]:
+        """Check a batch; nothing of the builder changes before it has passed."""
+        causal = normalise_causal(common.causal)
+        shape = check_batch(
+            common,
+            self.problem,
+            causal=causal,
+            support=self.query_len_support,
+            device=self.device,
+        )
+        return causal, shape
+
+    def _make(
+        self, common: CommonAttentionMetadata, shape: BatchShape, *, causal: bool
+    ) -> DecodeMetadata:
+        """Record a valid batch's state and let the adapter build its metadata."""
+        last_page = -1
+        if self.validate == "device":
+            last_page = check_device_values(common, self.problem, shape, causal=causal)
+        query_len = shape.query_len
+        if query_len == 1 and not self.supports_non_causal_multi_token_decode:
+            causal = True  # a one-token block is both
+        self._decode_causal = causal
+        self._decode_query_len = query_len
+        self.generation += 1
+        metadata = self._call_build_decode(common, shape)
+        metadata.causal = causal
+        metadata.query_len = query_len
+        metadata.builder = self
+        metadata.generation = self.generation
+        metadata.last_page = last_page
+        return metadata
 
     def _call_build_decode(
         self, common: CommonAttentionMetadata, shape: BatchShape
     ) -> DecodeMetadata:
-        num_reqs = shape.num_reqs
-        table = common.block_table_tensor[:num_reqs]
+        num_reqs, query_len = shape.num_reqs, shape.query_len
+        table = common.block_table_tensor
+        if table.shape[0] != num_reqs:
+            table = table[:num_reqs]
         lens, totals = common.seq_lens, None
-        if self.problem.dcp is not None and common.dcp_local_seq_lens is not None:
+        if common.dcp_local_seq_lens is not None:
             lens, totals = common.dcp_local_seq_lens, common.seq_lens
-        max_seq_len = common.max_seq_len
-        if self._stable is not None:
-            table, lens, totals = self._into_stable(table, lens, totals)
-            max_seq_len = self.problem.max_model_len
-        if shape.query_len:
-            starts_cpu, starts = self._starts[shape.query_len]
-            starts_cpu, starts = starts_cpu[: num_reqs + 1], starts[: num_reqs + 1]
+        if query_len:
+            starts_cpu, starts = self._block_starts(num_reqs, query_len)
         else:
             starts_cpu, starts = common.query_start_loc_cpu, common.query_start_loc
+        max_seq_len = common.max_seq_len
+        if self._stable is not None:
+            table, lens, totals = self._stable.fill(table, lens, totals)
+            if not query_len:
+                starts = self._stable.fill_starts(starts)
+            max_seq_len = self.problem.max_model_len
         return self._build_decode(
             block_table_tensor=table,
             seq_lens_device=lens,
@@ -268,21 +273,6 @@ class MLADecodeMetadataBuilder(abc.ABC):
             dcp_tot_seq_lens_device=totals,
         )
 
-    def _into_stable(
-        self, table: Tensor, lens: Tensor, totals: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Copy a step's table and lengths to the addresses that graphs recorded."""
-        if self._stable is None:
-            return table, lens, totals
-        stable_table, stable_lens, stable_totals = self._stable
-        num_reqs = lens.shape[0]
-        width = min(table.shape[1], stable_table.shape[1])
-        stable_table[:num_reqs, :width].copy_(table[:, :width], non_blocking=True)
-        stable_lens[:num_reqs].copy_(lens, non_blocking=True)
-        if totals is not None:
-            totals = stable_totals[:num_reqs].copy_(totals, non_blocking=True)
-        return stable_table[:num_reqs], stable_lens[:num_reqs], totals
-
     def _uniform_starts(self) -> dict[int, tuple[Tensor, Tensor]]:
         """Block starts of every named Q: constants, so no build computes them."""
         count = torch.arange(self.problem.max_num_reqs + 1, dtype=torch.int32)
@@ -291,8 +281,14 @@ class MLADecodeMetadataBuilder(abc.ABC):
             for query_len in self.problem.query_lens
         }
 
-    def _int32_buffer(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.int32, device=self.device)
+    def _block_starts(self, num_reqs: int, query_len: int) -> tuple[Tensor, Tensor]:
+        """Views of the constants for a batch, made once a shape."""
+        views = self._starts_of.get((num_reqs, query_len))
+        if views is None:
+            host, device = self._starts[query_len]
+            views = (host[: num_reqs + 1], device[: num_reqs + 1])
+            self._starts_of[num_reqs, query_len] = views
+        return views
 
     def _require_declared(self) -> None:
         """Refuse a problem that the class attributes exclude.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mla_decode.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import torch
 
@@ -50,6 +50,10 @@ class DeviceInfo:
         libraries = tuple(sorted(self.libraries.items()))
         return hash((self.vendor, self.arch, self.assumed, self.index, libraries))
 
+    def __reduce__(self) -> tuple[Callable[..., DeviceInfo], tuple[dict[str, Any]]]:
+        """Pickle by value: a mapping proxy cannot be, and engines ship their config."""
+        return _restore, (self.as_dict(),)
+
     @classmethod
     def assume(
         cls, arch: str, *, libraries: Mapping[str, str] = _NO_LIBRARIES
@@ -81,6 +85,10 @@ class DeviceInfo:
             "libraries": dict(self.libraries),
             "name": self.name,
         }
+
+
+def _restore(fields: dict[str, Any]) -> DeviceInfo:
+    return DeviceInfo(**fields)
 
 
 def vendor_of(arch: str) -> str:
@@ -117,7 +125,7 @@ def detect_device(device: torch.device | str | int | None = None) -> DeviceInfo:
 
     if device is None:
         device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    which = torch.device(device)
+    which = _torch_device(device)
     if which.type == "cpu":
         return DeviceInfo(vendor="cpu", arch="cpu")
     if which.type != "cuda":
@@ -127,14 +135,29 @@ def detect_device(device: torch.device | str | int | None = None) -> DeviceInfo:
             allowed="cpu or cuda (AMD GPUs are cuda devices to torch)",
             fix="move the cache to a supported device",
         )
-    if not torch.cuda.is_available():
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (which.index or 0) >= num_gpus:
         raise ArgumentError(
-            "torch sees no GPU on this machine.",
+            "torch sees no such GPU on this machine.",
             got=str(which),
-            allowed="cpu",
+            allowed=", ".join(["cpu", *(f"cuda:{i}" for i in range(num_gpus))]),
             fix="install a torch build for your GPU, or use DeviceInfo.assume(arch)",
         )
     return _detect_gpu(which)
+
+
+def _torch_device(device: torch.device | str | int) -> torch.device:
+    import torch  # noqa: PLC0415 - describing a device must not need torch
+
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ArgumentError(
+            "torch knows no device of this name.",
+            got=repr(device),
+            allowed='a torch.device, a name such as "cuda:0" or "cpu", an index',
+            fix="use DeviceInfo.assume(arch) to describe a machine by architecture",
+        ) from error
 
 
 def _detect_gpu(which: torch.device) -> DeviceInfo:  # pragma: no cover - needs a GPU

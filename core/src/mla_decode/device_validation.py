@@ -38,10 +38,11 @@ def check_device_values(
             allowed=str(common.query_start_loc_cpu.tolist()),
             fix="copy one from the other after the last change",
         )
-    local = common.seq_lens if problem.dcp is None else common.dcp_local_seq_lens
-    lens = (common.seq_lens if local is None else local).cpu().long()
+    lens = common.seq_lens.cpu().long()
     query_lens = common.query_start_loc_cpu.diff().long()
     _check_lens(common, lens, query_lens, tail=causal and problem.dcp is None)
+    if common.dcp_local_seq_lens is not None:
+        lens = _local_lens(common.dcp_local_seq_lens.cpu().long(), lens)
     table = common.block_table_tensor[: shape.num_reqs].cpu().long()
     pages = -(-lens // problem.page_size)
     used = torch.arange(table.shape[1])[None, :] < pages[:, None]
@@ -86,3 +87,14 @@ def _check_lens(
             allowed="seq_len 0, or at least the block's length",
             fix="seq_lens include this step's tokens: add the block to them",
         )
+
+
+def _local_lens(local: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
+    if bool((local < 0).any()) or bool((local > lens).any()):
+        raise BatchError(
+            "A rank holds more keys than the request has.",
+            got=f"dcp_local_seq_lens {local.tolist()} of seq_lens {lens.tolist()}",
+            allowed="0..seq_len of each request",
+            fix="pass global lengths in seq_lens and this rank's in dcp_local_seq_lens",
+        )
+    return local

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mla_decode.backend import Backend
 from mla_decode.refusal import Refusal, RefusalCode
@@ -40,7 +40,10 @@ def discover(found: Iterable[EntryPoint] | None = None) -> dict[str, Candidate]:
         found: Entry points to load; by default those of the installed distributions.
     """
     points = entry_points(group=ENTRY_POINT_GROUP) if found is None else found
-    candidates = {point.name: _load(point) for point in points}
+    by_name: dict[str, list[EntryPoint]] = {}
+    for point in points:
+        by_name.setdefault(point.name, []).append(point)
+    candidates = {name: _only(same) for name, same in by_name.items()}
     for name, distribution in KNOWN_DISTRIBUTIONS.items():
         if name not in candidates:
             candidates[name] = Candidate(
@@ -56,10 +59,24 @@ def discover(found: Iterable[EntryPoint] | None = None) -> dict[str, Candidate]:
     return candidates
 
 
+def _only(points: list[EntryPoint]) -> Candidate:
+    values = sorted({point.value for point in points})
+    if len(values) > 1:
+        return _refused(
+            points[0],
+            RefusalCode.IMPORT,
+            "Several backends have this name",
+            ", ".join(values),
+            "one entry point a name",
+            "uninstall all but one of the distributions that provide it",
+        )
+    return _load(points[0])
+
+
 def _load(point: EntryPoint) -> Candidate:
     try:
-        backend = point.load()
-    except Exception as error:  # noqa: BLE001 - one broken adapter must not hide the others
+        return _admit(point, point.load())
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - one broken adapter must not hide the others, nor end the process
         return _refused(
             point,
             RefusalCode.IMPORT,
@@ -68,15 +85,30 @@ def _load(point: EntryPoint) -> Candidate:
             "an entry point that loads",
             "reinstall the adapter, or read the error that it raises on import",
         )
+
+
+def _admit(point: EntryPoint, backend: Any) -> Candidate:
+    """Hold what an entry point loaded to the protocol, without reading properties."""
     missing = [name for name in _members() if not hasattr(type(backend), name)]
-    if missing and not isinstance(backend, Backend):
+    missing = [name for name in missing if not hasattr(backend, name)]
+    if missing or isinstance(backend, type):
+        what = f"without {', '.join(missing)}" if missing else "a class, no instance"
         return _refused(
             point,
             RefusalCode.IMPORT,
             "The entry point is no backend",
-            f"{type(backend).__name__} without {', '.join(missing)}",
+            f"{getattr(backend, '__name__', type(backend).__name__)}: {what}",
             "an object that keeps the mla_decode.Backend protocol",
-            "derive it from mla_decode.BackendBase",
+            "derive it from mla_decode.BackendBase and name an instance",
+        )
+    if backend.name != point.name:
+        return _refused(
+            point,
+            RefusalCode.IMPORT,
+            "The backend and its entry point have different names",
+            f"{backend.name!r} behind {point.name!r}",
+            "one name",
+            "give the entry point the backend's name",
         )
     if not is_compatible(backend.contract):
         return _refused(

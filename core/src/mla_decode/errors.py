@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from mla_decode.refusal import Refusal
 
@@ -26,11 +26,24 @@ class ContractError(Exception):
         self.allowed = allowed
         self.fix = fix
 
+    def __reduce__(self) -> tuple[Callable[..., ContractError], tuple[object, ...]]:
+        """Pickle with all data: engines raise in one process and read in another."""
+        return _restore, (type(self), self.args, self.__dict__.copy())
+
     def __str__(self) -> str:
         """What happened, what was asked, what is allowed, what to do."""
         return (
             f"{self.message} Got: {self.got}. Allowed: {self.allowed}. Fix: {self.fix}."
         )
+
+
+def _restore(
+    cls: type[ContractError], args: tuple[object, ...], state: dict[str, object]
+) -> ContractError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class MaskError(ContractError, ValueError):

@@ -65,9 +65,11 @@ def check_forward(
     """
     builder = metadata.require_current()
     _check_scale_value(softmax_scale)
-    tensors = (*q, None) if isinstance(q, tuple) else (q, None, None)
-    geometry = tuple(
-        map(_geometry, (*tensors[:2], kv_cache, q_scale, kv_scale, out, lse))
+    parts = q if isinstance(q, tuple) else (q,)
+    geometry = (
+        builder_cls,
+        type(q),
+        *map(_geometry, (kv_cache, q_scale, kv_scale, out, lse, *parts)),
     )
     if geometry != metadata.geometry:
         if not isinstance(builder, builder_cls):

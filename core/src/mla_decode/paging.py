@@ -81,9 +81,17 @@ class PagedLatentCache:
             int64 [num_tokens]: the slots of the new tokens, page * page_size + row.
 
         Raises:
-            BatchError: Too few free pages; nothing was taken.
+            BatchError: Too few free pages, or a negative number of tokens; nothing
+                was taken.
         """
         pages = self._pages[self._known(request)]
+        if num_tokens < 0:
+            raise BatchError(
+                "A request cannot be extended by less than no token.",
+                got=repr(num_tokens),
+                allowed="0 or more",
+                fix="use truncate to forget tokens",
+            )
         start = self._lens[request]
         needed = -(-(start + num_tokens) // self.page_size) - len(pages)
         if needed > len(self._free):
@@ -154,11 +162,25 @@ class PagedLatentCache:
             requests: Open requests, in the order of the query rows.
             query_lens: Tokens of each request's block.
             causal: The step's mask.
+
+        Raises:
+            BatchError: No request, or not one block of its own tokens for each.
         """
         device = self.layers[0].device
         lens = [self.seq_len(request) for request in requests]
+        is_fitting = len(lens) == len(query_lens) and all(
+            0 < block <= seq_len
+            for block, seq_len in zip(query_lens, lens, strict=False)
+        )
+        if not lens or not is_fitting:
+            raise BatchError(
+                "A batch needs a block of each request's own tokens.",
+                got=f"blocks {list(query_lens)} of requests of {lens} tokens",
+                allowed="one block a request, of 1 token to all of its tokens",
+                fix="write the step's tokens first, then name how many they are",
+            )
         tables = [self._pages[request] for request in requests]
-        width = max(1, *map(len, tables)) if tables else 1
+        width = max(map(len, tables))
         rows = [[*table, *[-1] * (width - len(table))] for table in tables]
         starts = torch.zeros(len(requests) + 1, dtype=torch.int32)
         starts[1:] = torch.tensor(query_lens, dtype=torch.int32).cumsum(0)

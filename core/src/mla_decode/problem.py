@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,22 @@ class DecodeProblem:
         _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         _one_of("out_dtype", self.out_dtype, OUT_DTYPES)
         self._normalise_sets()
+        for name in ("needs_lse", "graphs"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(
+                    f"{name} is no bool.",
+                    got=repr(getattr(self, name)),
+                    allowed="True or False",
+                    fix=f"pass {name} as a Python bool",
+                )
         if self.dcp is not None:
+            if not isinstance(self.dcp, Dcp):
+                raise ArgumentError(
+                    "dcp is no group of ranks.",
+                    got=repr(self.dcp),
+                    allowed="None, or mla_decode.Dcp",
+                    fix="pass Dcp(world=..., rank=...), or leave it out",
+                )
             object.__setattr__(self, "needs_lse", True)
         dense = self.page_size * ROW_WIDTH
         if self.kv_page_stride is not None and (
@@ -107,7 +123,7 @@ class DecodeProblem:
             )
 
     def _normalise_sets(self) -> None:
-        lens = frozenset(self.query_lens)
+        lens = _frozenset("query_lens", self.query_lens)
         for query_len in lens:
             _positive("query_lens", query_len)
         if not lens or max(lens) > self.max_model_len:
@@ -117,7 +133,7 @@ class DecodeProblem:
                 allowed=f"one or more lengths of 1..{self.max_model_len}",
                 fix="name every block length that serving will use",
             )
-        masks = frozenset(self.masks)
+        masks = _frozenset("masks", self.masks)
         if not masks or not all(isinstance(mask, Mask) for mask in masks):
             raise ArgumentError(
                 "masks names no mask.",
@@ -189,6 +205,18 @@ def _positive(name: str, value: Any) -> None:
             allowed="a Python int of 1 or more",
             fix=f"pass {name} as a host int",
         )
+
+
+def _frozenset(name: str, values: Any) -> frozenset[Any]:
+    """A frozen copy of several values; a lone one is refused, not guessed."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ArgumentError(
+            f"{name} is no set.",
+            got=repr(values),
+            allowed="a set, or another iterable",
+            fix=f"pass every one of {name} that serving will use, such as {{...}}",
+        )
+    return frozenset(values)
 
 
 def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mla_decode.discovery import discover
 from mla_decode.errors import ArgumentError, BackendRefused, OutdatedLibraryError
-from mla_decode.lowering import native_plan, plan_exact
+from mla_decode.lowering import native_plan, nearest_refusals, plan_exact
 from mla_decode.refusal import Refusal, RefusalCode
 
 if TYPE_CHECKING:
@@ -124,15 +124,19 @@ def survey(
         if candidate.backend is None:
             refused[name] = (candidate.refusal,) if candidate.refusal else ()
             continue
-        reasons = ask(candidate.backend, problem, device)
-        plan = _plan(candidate.backend, problem, device, lowering, native=not reasons)
+        asked = candidate.backend
+        reasons = ask(asked, problem, device)
+        try:
+            plan = _plan(asked, problem, device, lowering, native=not reasons)
+            if plan is None and lowering == "exact":
+                reasons += nearest_refusals(problem, asked, device)
+        except Exception as error:  # noqa: BLE001 - a cost that raises refuses, as a check does
+            plan, reasons = None, [*reasons, _checker_error(asked, error)]
         if plan is not None:
-            selection = Selection(
-                backend=candidate.backend, plan=plan, refused=dict(refused)
-            )
+            selection = Selection(backend=asked, plan=plan, refused=dict(refused))
             return Survey(selection=selection, refused=refused)
+        outdated = _outdated(asked, problem, device, reasons)
         refused[name] = tuple(reasons)
-        outdated = _outdated(candidate.backend, problem, device)
         if outdated is not None:
             return Survey(selection=None, refused=refused, outdated=outdated)
     return Survey(selection=None, refused=refused)
@@ -143,15 +147,17 @@ def ask(backend: Backend, problem: DecodeProblem, device: DeviceInfo) -> list[Re
     try:
         return list(backend.refusals(problem, device))
     except Exception as error:  # noqa: BLE001 - a broken checker refuses, it does not end the engine
-        return [
-            Refusal(
-                code=RefusalCode.CHECKER_ERROR,
-                message="The backend's own check failed",
-                got=f"{type(error).__name__}: {error}",
-                allowed="a check that returns refusals",
-                fix=f"report this to the authors of {backend.name}",
-            )
-        ]
+        return [_checker_error(backend, error)]
+
+
+def _checker_error(backend: Backend, error: Exception) -> Refusal:
+    return Refusal(
+        code=RefusalCode.CHECKER_ERROR,
+        message="The backend's own check failed",
+        got=f"{type(error).__name__}: {error}",
+        allowed="a check that returns its answer",
+        fix=f"report this to the authors of {backend.name}",
+    )
 
 
 def _plan(
@@ -171,14 +177,20 @@ def _plan(
 
 
 def _outdated(
-    backend: Backend, problem: DecodeProblem, device: DeviceInfo
+    backend: Backend,
+    problem: DecodeProblem,
+    device: DeviceInfo,
+    reasons: list[Refusal],
 ) -> OutdatedLibraryError | None:
+    """The gate of a refused backend; a gate that raises adds a reason."""
     if not problem.needs_non_causal:
         return None
     try:
         backend.supports_non_causal(device)
     except OutdatedLibraryError as error:
         return error
+    except Exception as error:  # noqa: BLE001 - as for a check that raises
+        reasons.append(_checker_error(backend, error))
     return None
 
 

@@ -30,6 +30,8 @@ def slice_requests(
     base = int(starts_cpu[0])
     slots, local = common.slot_mapping, common.dcp_local_seq_lens
     longest = int(starts_cpu.diff().max())
+    if longest == 0:  # a part of pads alone has the whole batch's Q
+        longest = int(common.query_start_loc_cpu.diff().max())
     return replace(
         common,
         query_start_loc=common.query_start_loc[start : stop + 1] - base,
@@ -53,7 +55,8 @@ def _rows(common: CommonAttentionMetadata, request: int) -> int:
         return real
     lengths = common.query_start_loc_cpu.diff()
     query_len = int(lengths.max()) or common.max_query_len
-    if common.num_actual_tokens == common.num_reqs * query_len:
+    is_uniform = bool(((lengths == query_len) | (lengths == 0)).all())
+    if is_uniform and common.num_actual_tokens == common.num_reqs * query_len:
         return request * query_len
     return common.num_actual_tokens if request == common.num_reqs else real
 
