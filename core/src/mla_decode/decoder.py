@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mla_decode.device import as_device_info
 from mla_decode.lowering.backend import apply_plan
 from mla_decode.selection import select
+from mla_decode.self_check import self_check
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,6 +51,8 @@ class MLADecoder:
         lowering: ``"exact"`` allows exact rewrites where no kernel serves a block.
         device: Where tensors live; None picks this machine's first accelerator.
         validate: ``"device"`` also checks lengths and tables, with a sync a build.
+        check_values: Decode tiny random blocks at construction and compare them with
+            the float64 oracle: a kernel or a rewrite that is wrong here is refused.
         candidates: Backends to choose from; by default the installed ones.
 
     Raises:
@@ -65,6 +68,7 @@ class MLADecoder:
         *,
         device: DeviceInfo | torch.device | str | None = None,
         validate: Validation = "host",
+        check_values: bool = False,
         candidates: Mapping[str, Candidate] | None = None,
     ) -> None:
         self.problem = problem
@@ -76,6 +80,8 @@ class MLADecoder:
         self.builder: MLADecodeMetadataBuilder = self.backend.builder_cls(
             problem, self.device, validate=validate
         )
+        if check_values:
+            self_check(self.backend, self.builder)
         self.calls: Counter[str] = Counter()
         """Calls of `run` by mask: ``causal``, ``non_causal``."""
         self._last: DecodeMetadata | None = None

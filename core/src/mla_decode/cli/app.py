@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from mla_decode.cli.adapter_options import with_adapter_options
+from mla_decode.cli.coverage import coverage
 from mla_decode.cli.explain import explain
 from mla_decode.demo.command import demo
 from mla_decode.version import CONTRACT_VERSION
@@ -55,6 +56,7 @@ def _root(
 def main() -> None:
     """Run the command line; usage errors exit with 4, since 2 is taken elsewhere."""
     app.command("explain")(with_adapter_options(explain))
+    app.command("coverage")(with_adapter_options(coverage))
     app.command("demo")(demo)
     try:
         app()

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from mla_decode.device import DeviceInfo
     from mla_decode.mask import Mask
     from mla_decode.problem import DecodeProblem
+    from mla_decode.refusal import Refusal
 
+_ANY_HEADS = range(1, 1 << 20)
 _BYTES = {"fp8": 1, "bf16": 2, "fp16": 2, "fp32": 4}
 _LSE_BYTES = 4
 _INDEX_BYTES = 4
@@ -77,6 +79,39 @@ def plan_block(
         if best is None or priced.rank < best.rank:
             best = priced
     return best
+
+
+def nearest_refusals(
+    problem: DecodeProblem, backend: Backend, device: DeviceInfo
+) -> list[Refusal]:
+    """Why the nearest rewrite of each block that has no plan is refused too.
+
+    The nearest is the one with the fewest reasons against it. Asked only where there is
+    no plan, so that the refusal shows how far the backend is from serving.
+    """
+    found: list[Refusal] = []
+    for query_len, mask in problem.blocks():
+        if plan_block(problem, backend, device, query_len, mask) is not None:
+            continue
+        options = [
+            (rewrite, backend.refusals(rewrite.lowered, device))
+            for rewrite in rewrites(problem, query_len, mask, _ANY_HEADS)
+        ]
+        if options:
+            rewrite, reasons = min(options, key=lambda option: len(option[1]))
+            shape = (
+                f"{rewrite.num_virtual} x {rewrite.lowered.max_query_len} token(s) of "
+                f"{rewrite.lowered.num_q_heads} heads"
+            )
+            found.extend(
+                replace(
+                    reason,
+                    message=f"{reason.message}, as a rewrite of the {mask} block of "
+                    f"{query_len} to {shape}",
+                )
+                for reason in reasons
+            )
+    return found
 
 
 def price(rewrite: Rewrite, backend: Backend, device: DeviceInfo) -> BlockPlan:

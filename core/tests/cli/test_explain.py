@@ -1,0 +1,277 @@
+"""`mla-decode explain` and `coverage`, run as a user runs them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mla_decode import (
+    BackendBase,
+    Candidate,
+    Capability,
+    CliOption,
+    DeviceInfo,
+    OutdatedLibraryError,
+    Refusal,
+    RefusalCode,
+)
+from mla_decode.cli import app as cli_app
+from mla_decode.cli import coverage as coverage_module
+from mla_decode.cli import explain as explain_module
+from mla_decode.reference import ReferenceBackend
+
+GRID = 9 * 15 * 3
+
+
+def run(capsys, monkeypatch, *arguments):
+    """Run the command line in this process; returns (exit code, stdout, stderr)."""
+    monkeypatch.setattr(sys, "argv", ["mla-decode", *arguments])
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stopped:
+        cli_app.main()
+    printed = capsys.readouterr()
+    return stopped.value.code or 0, printed.out, printed.err
+
+
+class Outdated(BackendBase):
+    """Served by a newer release of its library only."""
+
+    name = "rocm_aiter"
+    capability = Capability(rows=())
+    builder_cls = None
+
+    def cost(self, problem, device):
+        raise AssertionError(problem, device)
+
+    def evidence(self, device):
+        raise AssertionError(device)
+
+    def _forward(self, call):
+        raise AssertionError(call)
+
+    def supports_non_causal(self, device):
+        raise OutdatedLibraryError(
+            "No causal parameter",
+            library="amd-aiter",
+            installed=device.libraries.get("amd-aiter", "0.1.16"),
+            first_supported="0.1.20",
+        )
+
+
+def named(release):
+    return CliOption(
+        name="--aiter-release",
+        help="A release",
+        default=None,
+        apply=lambda device, value: DeviceInfo.assume(
+            device.arch, libraries={release: value}
+        ),
+    )
+
+
+@pytest.fixture
+def candidates(monkeypatch):
+    """Replace what is installed, for every command."""
+
+    def use(*backends):
+        found = {b.name: Candidate(name=b.name, backend=b) for b in backends}
+
+        def survey(problem, device, backend=None, lowering="refuse", **_):
+            return original(problem, device, backend, lowering, candidates=found)
+
+        original = explain_module.survey
+        monkeypatch.setattr(explain_module, "survey", survey)
+        monkeypatch.setattr(coverage_module, "survey", survey)
+
+    return use
+
+
+def test_json_has_the_documented_keys(capsys, monkeypatch):
+    code, out, _ = run(
+        capsys, monkeypatch, "explain", "--arch", "cpu", "--query-len", "6",
+        "--non-causal", "--json",
+    )  # fmt: skip
+    answer = json.loads(out)
+    assert code == 0
+    assert set(answer) == {"problem", "device", "selected", "refused"}
+    assert answer["device"]["arch"] == "cpu"
+    assert answer["device"]["assumed"] is False
+    assert answer["selected"]["backend"] == "reference"
+    assert answer["selected"]["evidence"] == "reference"
+    assert {"kind", "kv_walks", "pad_rows"} <= set(answer["selected"]["lowering"])
+    assert answer["problem"]["masks"] == ["non_causal"]
+    assert answer["problem"]["query_lens"] == [6]
+
+
+def test_nobody_accepts_exits_1_with_every_reason(capsys, monkeypatch, candidates):
+    candidates(ReferenceBackend())
+    code, out, _ = run(
+        capsys, monkeypatch, "explain", "--arch", "cpu", "--graphs", "--json"
+    )
+    (refused,) = json.loads(out)["refused"]
+    assert code == 1
+    assert json.loads(out)["selected"] is None
+    assert set(refused["refusals"][0]) == {"code", "message", "got", "allowed", "fix"}
+    assert refused["refusals"][0]["code"] == "feature"
+
+
+def test_an_outdated_library_is_shown_as_version_and_nothing_is_selected(
+    capsys, monkeypatch, candidates
+):
+    candidates(Outdated(), ReferenceBackend())
+    code, out, _ = run(
+        capsys, monkeypatch, "explain", "--arch", "gfx950", "--non-causal",
+        "--query-len", "4", "--json",
+    )  # fmt: skip
+    answer = json.loads(out)
+    assert code == 1
+    assert answer["selected"] is None
+    codes = [r["code"] for r in answer["refused"][-1]["refusals"]]
+    assert "version" in codes
+    assert "upgrade amd-aiter to 0.1.20" in out
+
+
+def test_a_version_refusal_is_not_said_twice():
+    reason = Refusal(
+        code=RefusalCode.VERSION, message="old", got="1", allowed="2", fix="upgrade"
+    )
+    error = OutdatedLibraryError(
+        "old", library="amd-aiter", installed="1", first_supported="2"
+    )
+    found = explain_module.Survey(
+        selection=None, refused={"rocm_aiter": (reason,)}, outdated=error
+    )
+    assert explain_module.reasons(found) == {"rocm_aiter": (reason,)}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("explain", "--arch", "nonsense"),
+        ("explain", "--num-heads", "0"),
+        ("explain", "--no-such-option"),
+        ("explain", "--arch", "cpu", "--backend", "nobody"),
+        ("coverage", "--arch", "nonsense"),
+        ("coverage", "--dtype", "bf16"),
+        ("no-such-command",),
+    ],
+)
+def test_usage_errors_exit_4_and_say_what_to_do(capsys, monkeypatch, arguments):
+    code, out, err = run(capsys, monkeypatch, *arguments)
+    assert code == 4
+    assert not out
+    assert err.strip()
+
+
+def test_the_tree_names_the_reasons_the_fix_and_what_a_lowering_would_do(
+    capsys, monkeypatch, candidates, narrow_backend
+):
+    candidates(narrow_backend)
+    code, out, _ = run(
+        capsys, monkeypatch, "explain", "--arch", "cpu", "--num-heads", "4",
+        "--query-len", "4", "--non-causal", "--backend", "narrow",
+    )  # fmt: skip
+    assert code == 1
+    assert "refused narrow" in out
+    assert "fix:" in out
+    assert "nobody serves this problem" in out
+    assert "with --lowering exact: narrow (fold, 1 KV walk(s) a call)" in out
+    assert "\x1b[" not in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_tree_shows_pad_rows(capsys, monkeypatch, candidates, narrow_backend):
+    candidates(narrow_backend)
+    code, out, _ = run(
+        capsys, monkeypatch, "explain", "--arch", "cpu", "--num-heads", "3",
+        "--query-len", "5", "--non-causal", "--backend", "narrow", "--lowering",
+        "exact",
+    )  # fmt: skip
+    assert code == 0
+    assert "chosen narrow (pad, 1 KV walk(s) a call)" in out
+    assert "1 pad row(s) a request" in out
+
+
+@pytest.fixture
+def narrow_backend():
+    from dataclasses import replace
+
+    from mla_decode import Mask
+
+    row = ReferenceBackend.capability.row("cpu")
+
+    class Narrow(ReferenceBackend):
+        name = "narrow"
+        capability = Capability(
+            rows=(
+                replace(
+                    row,
+                    num_q_heads=frozenset({3, 4, 16}),
+                    query_lens={Mask.CAUSAL: range(1, 2)},
+                ),
+            )
+        )
+
+    return Narrow()
+
+
+def test_coverage_counts_every_cell_once(capsys, monkeypatch):
+    code, out, _ = run(capsys, monkeypatch, "coverage", "--arch", "cpu", "--json")
+    answer = json.loads(out)
+    assert code == 0
+    assert set(answer["summary"]) == {"native", "fold", "pad", "split", "refused"}
+    assert sum(answer["summary"].values()) == len(answer["cells"]) == GRID
+    assert answer["summary"]["native"] == GRID
+    assert answer["cells"][0] == {
+        "num_heads": 8,
+        "query_len": 2,
+        "dtype": "bf16",
+        "kv_dtype": "bf16",
+        "outcome": "native",
+        "kv_walks": 1,
+    }
+
+
+def test_coverage_exits_1_where_nothing_is_served(capsys, monkeypatch, candidates):
+    candidates(Outdated(), ReferenceBackend())
+    code, out, _ = run(
+        capsys, monkeypatch, "coverage", "--arch", "gfx950", "--backend", "rocm_aiter"
+    )
+    assert code == 1
+    assert f"{GRID} refused, of {GRID}" in out
+
+
+def test_adapters_add_options_that_reach_the_device(capsys, monkeypatch):
+    from mla_decode.cli import adapter_options
+
+    backend = ReferenceBackend()
+    backend.cli_options = (named("amd-aiter"),)
+    found = {"reference": Candidate(name="reference", backend=backend)}
+    monkeypatch.setattr(adapter_options, "discover", lambda: found)
+    code, out, _ = run(
+        capsys, monkeypatch, "explain", "--arch", "cpu", "--json",
+        "--aiter-release", "0.1.20",
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads(out)["device"]["libraries"] == {"amd-aiter": "0.1.20"}
+
+
+def test_version_prints_the_contract(capsys, monkeypatch):
+    code, out, _ = run(capsys, monkeypatch, "--version")
+    assert code == 0
+    assert "contract 1.0" in out
+
+
+def test_the_installed_script_runs():
+    script = os.path.join(os.path.dirname(sys.executable), "mla-decode")  # noqa: PTH118, PTH120 - a script beside the interpreter
+    done = subprocess.run(
+        [script, "explain", "--arch", "cpu"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "chosen reference" in done.stdout
