@@ -216,13 +216,13 @@ def test_a_causal_block_under_dcp_splits_into_rows_of_local_lengths(
 
 
 def _wrong_row_order(monkeypatch):
-    original = buffers.PaddedRows._pieces
+    original = buffers.PaddedRows.enter
 
-    def reversed_groups(self, rows, padded, num_reqs):
-        pairs = original(self, rows, padded, num_reqs)
-        return [(real.flip(1), inside) for real, inside in pairs]
+    def reversed_rows(self, query, num_reqs):
+        q, out, lse = original(self, query, num_reqs)
+        return q.flip(1), out, lse
 
-    monkeypatch.setattr(buffers.PaddedRows, "_pieces", reversed_groups)
+    monkeypatch.setattr(buffers.PaddedRows, "enter", reversed_rows)
 
 
 def _table_repeated_in_the_wrong_order(monkeypatch):
