@@ -1,0 +1,179 @@
+"""The backend object: what FlashMLA serves, what it costs, and the call."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from mla_decode.backend import BackendBase, CliOption, Cost, DecodeOutput
+from mla_decode.device import DeviceInfo
+from mla_decode.errors import ArgumentError
+from mla_decode.forward_check import CheckedCall, check_forward
+from mla_decode_cuda_flashmla.inspection import LibraryRefused
+from mla_decode_cuda_flashmla.library import library_for
+from mla_decode_cuda_flashmla.limits import (
+    ARCH,
+    CAPABILITY,
+    H200_SMS,
+    TILE_ROWS,
+    joined_query_bytes,
+    num_sm_parts,
+)
+from mla_decode_cuda_flashmla.refusals import refusals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from mla_decode.builder import MLADecodeMetadataBuilder
+    from mla_decode.metadata import DecodeMetadata
+    from mla_decode.problem import DecodeProblem
+    from mla_decode.refusal import Refusal
+
+    Query = Tensor | tuple[Tensor, Tensor]
+
+
+def _assume_release(device: DeviceInfo, release: str) -> DeviceInfo:
+    return DeviceInfo.assume(
+        device.arch, libraries={**device.libraries, "flash-mla": release}
+    )
+
+
+class FlashMLABackend(BackendBase):
+    """FlashMLA's dense decode on Hopper. Causal only: the mask is not exposed.
+
+    The library has the argument; offering it is a decision of its own. A non-causal
+    block reaches these kernels as an exact lowering, one token of Q*H heads.
+    """
+
+    name = "cuda_flashmla"
+    capability = CAPABILITY
+    deterministic = True
+
+    cli_options = (
+        CliOption(
+            name="--flashmla-release",
+            help="FlashMLA release to assume, by date: 2026.4 or 2025.4",
+            default=None,
+            apply=_assume_release,
+        ),
+    )
+
+    @cached_property
+    def builder_cls(self) -> type[MLADecodeMetadataBuilder]:
+        """The builder."""
+        from mla_decode_cuda_flashmla.builder import (  # noqa: PLC0415 - torch stays out of discovery
+            FlashMLAMetadataBuilder,
+        )
+
+        return FlashMLAMetadataBuilder
+
+    @cached_property
+    def _decode(self) -> Callable[[CheckedCall, bool], DecodeOutput]:
+        from mla_decode_cuda_flashmla.forward import (  # noqa: PLC0415 - as above
+            decode,
+        )
+
+        return decode
+
+    def refusals(self, problem: DecodeProblem, device: DeviceInfo) -> list[Refusal]:
+        """Every reason: capability, limits, the installed library."""
+        return refusals(problem, device)
+
+    def supports_non_causal(self, device: DeviceInfo) -> bool:
+        """Never, on any device and with any release of the library."""
+        del device
+        return False
+
+    def cost(self, problem: DecodeProblem, device: DeviceInfo) -> Cost:
+        """One walk a tile of 64 rows; attention and combine, and one more for LSE."""
+        del device
+        rows = problem.max_query_len * problem.num_q_heads
+        tiles = -(-rows // TILE_ROWS)
+        parts = num_sm_parts(rows, H200_SMS)
+        return Cost(
+            kv_walks=tiles,
+            rows=tiles * TILE_ROWS,
+            launches=3 if problem.needs_lse else 2,
+            workspace_bytes=joined_query_bytes(problem),
+            index_entries=8 * parts + problem.max_num_reqs + 1,
+        )
+
+    def evidence(self, device: DeviceInfo) -> str:
+        """``simulated`` for an assumed device, else ``hardware``."""
+        return "simulated" if device.assumed else "hardware"
+
+    def prepare_assumed(self, device: DeviceInfo) -> str:
+        """Make a described device runnable on the CPU.
+
+        Raises:
+            ArgumentError: An architecture that the simulator does not model.
+        """
+        if device.arch != ARCH:
+            raise ArgumentError(
+                "The simulator models one architecture.",
+                got=device.arch,
+                allowed=ARCH,
+                fix=f"assume {ARCH}, or choose a backend of that architecture",
+            )
+        library_for(device)
+        return self.evidence(device)
+
+    def library_versions(self, device: DeviceInfo) -> dict[str, str]:
+        """Distribution and version of the library, for reports; empty without one."""
+        try:
+            library = library_for(device)
+        except LibraryRefused:
+            return {}
+        return {library.distribution: library.version}
+
+    def kernel_names(
+        self, problem: DecodeProblem, device: DeviceInfo
+    ) -> tuple[str, ...]:
+        """The device kernels of one call, as a profiler prints them."""
+        del device
+        if problem.q_dtype == "fp8":
+            return (
+                "get_mla_metadata_kernel",
+                "flash::flash_fwd_splitkv_mla_kernel",
+                "flash::flash_fwd_splitkv_mla_combine_kernel",
+            )
+        return (
+            "get_mla_metadata_kernel",
+            "sm90::flash_fwd_splitkv_mla_kernel",
+            "flash_fwd_mla_combine_kernel",
+        )
+
+    def forward(
+        self,
+        q: Query,
+        kv_cache: Tensor,
+        metadata: DecodeMetadata,
+        *,
+        softmax_scale: float,
+        q_scale: Tensor | None = None,
+        kv_scale: Tensor | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+    ) -> DecodeOutput:
+        """Attend each query token; see `BackendBase.forward`.
+
+        Without ``out`` the library's own output is returned and nothing is copied.
+        """
+        call = check_forward(
+            self.builder_cls,
+            q,
+            kv_cache,
+            metadata,
+            softmax_scale=softmax_scale,
+            q_scale=q_scale,
+            kv_scale=kv_scale,
+            out=out,
+            lse=lse,
+            keep_pair=False,
+        )
+        return self._decode(call, out is not None)
+
+    def _forward(self, call: CheckedCall) -> None:
+        self._decode(call, True)
