@@ -1,0 +1,1 @@
+"""The cases, one module a clause or two; `registry` imports them."""

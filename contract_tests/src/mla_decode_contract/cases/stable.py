@@ -1,0 +1,137 @@
+"""STABLE: addresses that graphs record, and a workspace sized at construction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from mla_decode.builder import GraphSupport
+from mla_decode.errors import BackendRefused
+
+from mla_decode_contract.call import Result, check, decode, forward, output_buffers
+from mla_decode_contract.demand import demand_error, require_code
+from mla_decode_contract.reachable import tensors
+from mla_decode_contract.registry import implements
+from mla_decode_contract.scene import draw_scene
+from mla_decode_contract.violations import require
+
+if TYPE_CHECKING:
+    from mla_decode_contract.context import CaseContext
+
+
+@implements("stable.capture_needs_graphs")
+def capture_needs_graphs(ctx: CaseContext) -> None:
+    """The engine forgot to say graphs=True."""
+    problem = ctx.problem(graphs=False)
+    scene = draw_scene(ctx, problem, [20])
+    builder = ctx.builder(problem)
+    error = demand_error(
+        BackendRefused,
+        "a capture of a problem without graphs",
+        lambda: builder.build_for_capture(scene.common),
+    )
+    if isinstance(error, BackendRefused):
+        require_code(error.codes, frozenset({"feature"}), "build_for_capture()")
+
+
+@implements("stable.addresses")
+def addresses(ctx: CaseContext) -> None:
+    """Tensors of the metadata before and after builds of other lengths."""
+    problem = ctx.problem(graphs=True)
+    require(
+        ctx.backend.builder_cls.graph_support is not GraphSupport.NEVER,
+        "graphs are declared, but the builder's graph_support is NEVER",
+    )
+    builder = ctx.builder(problem)
+    scene = draw_scene(ctx, problem, [20, 45])
+    captured = builder.build_for_capture(scene.common)
+    before = _addresses(captured)
+    for lens in ([21, 46], [300, 1], [0, 33]):
+        later = draw_scene(ctx, problem, lens)
+        metadata = builder.build(later.common)
+        check(later, decode(later, metadata=metadata), label=f"{lens} ")
+        after = _addresses(metadata)
+        moved = sorted(name for name in before if after.get(name) != before[name])
+        require(not moved, f"a later build moved or reshaped {', '.join(moved)}")
+
+
+def _addresses(metadata: object) -> dict[str, tuple[int, tuple[int, ...]]]:
+    return {
+        name: (tensor.data_ptr(), tuple(tensor.shape))
+        for name, tensor in tensors(_fields(metadata))
+    }
+
+
+def _fields(metadata: object) -> dict[str, object]:
+    names = [n for cls in type(metadata).__mro__ for n in getattr(cls, "__slots__", ())]
+    found = {name: getattr(metadata, name, None) for name in names}
+    found.update(getattr(metadata, "__dict__", {}))
+    found.pop("builder", None)
+    return found
+
+
+@implements("stable.workspace_size")
+def workspace_size(ctx: CaseContext) -> None:
+    """Bytes under the builder after a short and after a long step."""
+    problem = ctx.problem()
+    builder = ctx.builder(problem)
+    sizes = []
+    for lens in ([2, 2], [3, 1], [300, 150], [2, 2]):
+        scene = draw_scene(ctx, problem, lens)
+        check(scene, decode(scene, builder))
+        sizes.append(_bytes_of(builder))
+    ctx.notes.append(f"bytes under the builder by step: {sizes}")
+    require(
+        sizes[2] <= max(sizes[0], sizes[1]) and sizes[3] <= sizes[2],
+        f"the builder's tensors grew with the lengths: {sizes} bytes",
+    )
+
+
+def _bytes_of(builder: object) -> int:
+    owned = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for name, tensor in tensors(builder)
+        if not name.startswith("problem")
+    }
+    return sum(owned.values())
+
+
+@implements("stable.replay")
+def replay(ctx: CaseContext) -> None:
+    """Capture once, build other lengths, replay."""
+    problem = ctx.problem(graphs=True)
+    builder = ctx.builder(problem)
+    scene = draw_scene(ctx, problem, [20, 45])
+    out, lse = output_buffers(scene)
+    buffers = {"out": out.tensor, **({"lse": lse.tensor} if lse is not None else {})}
+    metadata = builder.build_for_capture(scene.common)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            forward(scene, metadata, **buffers)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        forward(scene, metadata, **buffers)
+    for lens in ([21, 46], [300, 1], [0, 128]):
+        later = draw_scene(ctx, problem, lens)
+        pages = later.kv_cache.shape[0]
+        # The graph reads the captured query and cache: only lengths and table change.
+        table = later.common.block_table_tensor
+        wrapped = torch.where(table >= 0, table % scene.kv_cache.shape[0], table)
+        cache = scene.kv_cache
+        cache.copy_(torch.randn_like(cache.float()).to(cache.dtype))
+        del pages
+        same = replace(
+            later,
+            q=scene.q,
+            kv_cache=cache,
+            common=later.with_common(block_table_tensor=wrapped),
+        )
+        builder.build(same.common)
+        graph.replay()
+        torch.cuda.synchronize()
+        result = Result(out=out.tensor, lse=None if lse is None else lse.tensor)
+        check(same, result, label=f"replay {lens} ")
