@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from .keys import KernelKey
-from .profiles import DEFAULT_RELEASE, PINNED_RELEASE, find_profile, known_releases
-from .resolve import resolve
+from mla_decode_rocm_aiter.keys import KernelKey
+from mla_decode_rocm_aiter.profiles import (
+    DEFAULT_RELEASE,
+    PINNED_RELEASE,
+    find_profile,
+    known_releases,
+)
+from mla_decode_rocm_aiter.resolve import resolve
 
 __all__ = [
     "DEFAULT_RELEASE",

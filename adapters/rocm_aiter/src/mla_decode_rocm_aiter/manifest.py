@@ -7,13 +7,12 @@ import re
 from typing import TYPE_CHECKING
 
 from mla_decode.refusal import Refusal, RefusalCode
-
-from .tables import KernelRow, KernelTable
+from mla_decode_rocm_aiter.tables import KernelRow, KernelTable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .installation import Installation
+    from mla_decode_rocm_aiter.installation import Installation
 
 _NEEDED = frozenset({"qType", "kvType", "Gqa", "ps", "qSeqLen", "causal", "knl_name"})
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
-from .releases import PROFILES
+from mla_decode_rocm_aiter.releases import PROFILES
 
 if TYPE_CHECKING:
-    from .rules import Profile
+    from mla_decode_rocm_aiter.rules import Profile
 
 DEFAULT_RELEASE = "0.1.20.post1"
 """What simulation, `explain` and `coverage` assume when nothing else is said."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .rules import (
+from mla_decode_rocm_aiter.rules import (
     BF16,
     FP8,
     MIXED,

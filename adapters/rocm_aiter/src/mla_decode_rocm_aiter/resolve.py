@@ -7,14 +7,17 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from mla_decode.refusal import Refusal, RefusalCode
-
-from .keys import KernelKey
-from .profiles import find_profile, first_release_with_causal, known_releases
-from .tables import ARCHS, packaged_tables
+from mla_decode_rocm_aiter.keys import KernelKey
+from mla_decode_rocm_aiter.profiles import (
+    find_profile,
+    first_release_with_causal,
+    known_releases,
+)
+from mla_decode_rocm_aiter.tables import ARCHS, packaged_tables
 
 if TYPE_CHECKING:
-    from .rules import Fold, KeyRule, Profile, Where
-    from .tables import KernelTable
+    from mla_decode_rocm_aiter.rules import Fold, KeyRule, Profile, Where
+    from mla_decode_rocm_aiter.tables import KernelTable
 
 DTYPES = frozenset({"bf16", "fp16", "fp8"})
 _MAX_HEADS = 128
@@ -75,9 +78,10 @@ def compile_program(
 
 
 @lru_cache(maxsize=1024)
-def _program(
+def find_program(
     release: str, arch: str, dtypes: tuple[str, str], persistent: bool, causal: bool
 ) -> Program | None:
+    """A release's rules for calls of one kind, or None for what nobody has read."""
     profile = find_profile(release)
     if profile is None or arch not in profile.tables:
         return None
@@ -198,7 +202,7 @@ def resolve(
     del page_size
     if q_dtype not in DTYPES or kv_dtype not in DTYPES:
         return _refuse_dtype(release, q_dtype, kv_dtype)
-    program = _program(
+    program = find_program(
         release, arch, (q_dtype, kv_dtype), bool(persistent), bool(causal)
     )
     if program is None:
@@ -319,7 +323,7 @@ def _nearest(
 @lru_cache(maxsize=1024)
 def _masked_for(key: tuple[str, str, tuple[str, str], bool]) -> Program:
     release, arch, dtypes, persistent = key
-    program = _program(release, arch, dtypes, persistent, True)
+    program = find_program(release, arch, dtypes, persistent, True)
     if program is None:
         raise KeyError(key)
     return program
