@@ -1,0 +1,1 @@
+"""The pytest plugin; it does nothing in a project that does not ask for it."""
