@@ -308,6 +308,17 @@ class MLADecodeMetadataBuilder(abc.ABC):
                 "causal blocks, or one-token blocks",
                 'use triton_mla, or opt in to lowering="exact"',
             )
+        if problem.dcp is not None and any(
+            query_len > 1 and mask is Mask.CAUSAL
+            for query_len, mask in problem.blocks()
+        ):
+            raise self._refuse(
+                RefusalCode.DCP,
+                "A causal block under DCP would be masked on rank-local indices",
+                f"causal blocks of {sorted(problem.query_lens)} tokens",
+                "one-token rows, each with its own local length",
+                'opt in to lowering="exact", which splits the block into such rows',
+            )
         single = self.query_len_support is QueryLenSupport.SINGLE
         if single and problem.max_query_len > 1:
             raise self._refuse(
