@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mla_decode.dcp import local_seq_lens
+from mla_decode.dcp.lengths import local_seq_lens
 from mla_decode.dtypes import torch_dtype
 from mla_decode.mask import Mask
 from mla_decode.problem import LATENT_WIDTH, ROW_WIDTH

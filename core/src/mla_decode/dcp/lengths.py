@@ -1,8 +1,10 @@
-"""Decode context parallel: which keys of a request a rank holds."""
+"""Which keys of a request a rank holds when they are dealt round-robin."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
+
+import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def local_seq_lens(seq_lens: Lengths, dcp: Dcp) -> Lengths:
-    """Keys that a rank holds of requests whose tokens are dealt round-robin.
+    """Keys that this rank holds of requests of these global lengths.
 
     Token i lives on rank ``(i // interleave) % world``. Works on ints and, without a
     synchronisation, on integer tensors of any device.
@@ -32,3 +34,13 @@ def local_seq_lens(seq_lens: Lengths, dcp: Dcp) -> Lengths:
     else:
         rest = rest.clamp(0, dcp.interleave)
     return seq_lens // turn * dcp.interleave + rest
+
+
+def owned_tokens(seq_len: int, dcp: Dcp) -> Tensor:
+    """Positions of the tokens that this rank holds, int64, ascending, on the CPU.
+
+    The j-th of them lies at local position j: an engine writes token ``i`` of the
+    sequence to the rank that owns it, at the number of owned tokens before it.
+    """
+    tokens = torch.arange(seq_len)
+    return tokens[tokens // dcp.interleave % dcp.world == dcp.rank]
