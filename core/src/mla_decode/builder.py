@@ -70,6 +70,8 @@ class MLADecodeMetadataBuilder(abc.ABC):
     graph_support: ClassVar[GraphSupport] = GraphSupport.NEVER
     supports_non_causal_multi_token_decode: ClassVar[bool] = False
     supports_non_causal_multi_token_dcp: ClassVar[bool] = False
+    _splits_causal_blocks: ClassVar[bool] = False
+    """Core's lowered builder alone: it gives each row its own local length."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Hold an adapter's class to the contract where it is written."""
@@ -308,10 +310,12 @@ class MLADecodeMetadataBuilder(abc.ABC):
                 "causal blocks, or one-token blocks",
                 'use triton_mla, or opt in to lowering="exact"',
             )
-        if problem.dcp is not None and any(
+        has_causal_block = any(
             query_len > 1 and mask is Mask.CAUSAL
             for query_len, mask in problem.blocks()
-        ):
+        )
+        is_local = problem.dcp is not None and not self._splits_causal_blocks
+        if is_local and has_causal_block:
             raise self._refuse(
                 RefusalCode.DCP,
                 "A causal block under DCP would be masked on rank-local indices",

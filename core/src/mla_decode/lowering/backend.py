@@ -86,6 +86,7 @@ class LoweredBuilder(MLADecodeMetadataBuilder):
     query_len_support = QueryLenSupport.UNIFORM
     supports_non_causal_multi_token_decode = True
     supports_non_causal_multi_token_dcp = True
+    _splits_causal_blocks = True
 
     inner: ClassVar[Backend]
     plan: ClassVar[Plan]
