@@ -206,7 +206,7 @@ def docs(session: nox.Session) -> None:
     """Build the documentation site; a broken link fails it. `-- serve` shows it."""
     python = shared(session, "docs")
     command = session.posargs or ["build", "--strict", "--quiet"]
-    session.run(python, "-m", "mkdocs", *command)
+    session.run(python, "-m", "mkdocs", *command, env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 # --- sessions on request --------------------------------------------------------------
