@@ -149,6 +149,8 @@ def detect_device(device: torch.device | str | int | None = None) -> DeviceInfo:
 def _torch_device(device: torch.device | str | int) -> torch.device:
     import torch  # noqa: PLC0415 - describing a device must not need torch
 
+    if type(device) is int:
+        device = f"cuda:{device}"
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
