@@ -108,7 +108,7 @@ class FlashMLABackend(BackendBase):
         """Make a described device runnable on the CPU.
 
         Raises:
-            ArgumentError: An architecture that the simulator does not model.
+            ArgumentError: An architecture or a release that is not modelled.
         """
         if device.arch != ARCH:
             raise ArgumentError(
@@ -117,7 +117,13 @@ class FlashMLABackend(BackendBase):
                 allowed=ARCH,
                 fix=f"assume {ARCH}, or choose a backend of that architecture",
             )
-        library_for(device)
+        try:
+            library_for(device)
+        except LibraryRefused as refused:
+            reason = refused.refusal
+            raise ArgumentError(
+                reason.message, got=reason.got, allowed=reason.allowed, fix=reason.fix
+            ) from refused
         return self.evidence(device)
 
     def library_versions(self, device: DeviceInfo) -> dict[str, str]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mla_decode.errors import ArgumentError
-from mla_decode_cuda_flashmla.inspection import Library, inspect_module
+from mla_decode.refusal import Refusal, RefusalCode
+from mla_decode_cuda_flashmla.inspection import Library, LibraryRefused, inspect_module
 from mla_decode_cuda_flashmla.simulator import (
     sched_meta_api,
     sgl_api,
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _DEFAULT = {"sgl-flash-mla": "1.0.0"}
-_FIRST_SCHED_META = 2026
+_FIRST_YEAR, _FIRST_SCHED_META = 2025, 2026
 
 
 def library(libraries: Mapping[str, str]) -> Library:
@@ -50,7 +50,7 @@ def library(libraries: Mapping[str, str]) -> Library:
             "1.0.0"}`` for the copy that has fp8 too, which is the default.
 
     Raises:
-        ArgumentError: A release that is not modelled.
+        LibraryRefused: A release that is not modelled.
     """
     known = {"flash-mla", "sgl-flash-mla", "tokenspeed-flashmla"}
     named = {name: libraries[name] for name in libraries if name in known} or _DEFAULT
@@ -68,11 +68,14 @@ def library(libraries: Mapping[str, str]) -> Library:
 
 def _year(version: str) -> int:
     year = version.partition(".")[0]
-    if not year.isdigit() or not 2025 <= int(year) <= _FIRST_SCHED_META:
-        raise ArgumentError(
-            "This FlashMLA release is not modelled.",
-            got=version,
-            allowed="2025.2 to 2026.4, by date",
-            fix="assume 2026.4 (schedule object) or 2025.4 (tile metadata)",
+    if not year.isdigit() or not _FIRST_YEAR <= int(year) <= _FIRST_SCHED_META:
+        raise LibraryRefused(
+            Refusal(
+                code=RefusalCode.VERSION,
+                message="This FlashMLA release is not modelled",
+                got=version,
+                allowed="2025.2 to 2026.4, by date",
+                fix="assume 2026.4 (schedule object) or 2025.4 (tile metadata)",
+            )
         )
     return int(year)
