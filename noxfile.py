@@ -197,7 +197,7 @@ def wheels(session: nox.Session) -> None:
     session.install("--force-reinstall", "--no-deps", *files)
     session.chdir(session.create_tmp())
     session.run("mla-decode", "--version")
-    session.run("mla-decode", "demo", "--quick")
+    session.run("mla-decode", "demo", "--prompts", "2", "--tokens", "16")
     session.run("mla-decode-contract", "run", "reference", "--quick")
 
 
