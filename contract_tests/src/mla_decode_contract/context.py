@@ -141,7 +141,7 @@ class CaseContext:
 
     def numbers(self, allowed: IntSet, wanted: tuple[int, ...]) -> tuple[int, ...]:
         """The wanted numbers that are declared, then the least and most declared."""
-        ends = (min(allowed), max(allowed)) if len(allowed) else ()
+        ends = (least(allowed), most(allowed)) if len(allowed) else ()
         found = [number for number in wanted if number in allowed]
         return tuple(dict.fromkeys((*found, *ends)))
 
@@ -174,6 +174,20 @@ class CaseContext:
                 ),
                 fixed,
             )
+
+
+def least(allowed: IntSet) -> int:
+    """The least declared number; a range may be long, so it is not walked."""
+    if isinstance(allowed, range):
+        return min(allowed[0], allowed[-1])
+    return min(allowed)
+
+
+def most(allowed: IntSet) -> int:
+    """The largest declared number."""
+    if isinstance(allowed, range):
+        return max(allowed[0], allowed[-1])
+    return max(allowed)
 
 
 def _one_or(must: dict[str, Any], key: str, free: Any) -> Any:

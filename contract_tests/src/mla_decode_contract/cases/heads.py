@@ -8,6 +8,7 @@ import torch
 
 from mla_decode_contract.call import check, decode
 from mla_decode_contract.cases.common import serve
+from mla_decode_contract.context import least, most
 from mla_decode_contract.registry import implements
 from mla_decode_contract.scene import draw_scene
 from mla_decode_contract.violations import require
@@ -22,15 +23,15 @@ ODD = (12, 20, 33, 3, 48, 5, 24, 40, 80, 96, 112)
 @implements("heads.smallest")
 def smallest(ctx: CaseContext) -> None:
     """The least of the row."""
-    serve(ctx, ctx.problem(num_q_heads=min(ctx.row.num_q_heads)), [10, 45])
+    serve(ctx, ctx.problem(num_q_heads=least(ctx.row.num_q_heads)), [10, 45])
 
 
 @implements("heads.largest")
 def largest(ctx: CaseContext) -> None:
     """The most of the row, within `MOST_HEADS`."""
     allowed = [n for n in range(1, MOST_HEADS + 1) if n in ctx.row.num_q_heads]
-    most = allowed[-1] if allowed else min(ctx.row.num_q_heads)
-    serve(ctx, ctx.problem(num_q_heads=most), [10, 45])
+    count = allowed[-1] if allowed else least(ctx.row.num_q_heads)
+    serve(ctx, ctx.problem(num_q_heads=count), [10, 45])
 
 
 @implements("heads.every_declared_power")
@@ -77,4 +78,4 @@ def rows_independent(ctx: CaseContext) -> None:
 def _two_or_more(ctx: CaseContext) -> int:
     wanted = (16, 8, 2, 4, 32, 64, 128)
     allowed = ctx.row.num_q_heads
-    return next((n for n in wanted if n in allowed), max(allowed))
+    return next((n for n in wanted if n in allowed), most(allowed))

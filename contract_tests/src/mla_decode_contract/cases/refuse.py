@@ -13,6 +13,7 @@ from mla_decode.problem import KV_DTYPES, Q_DTYPES, Dcp
 from mla_decode.selection import select
 
 from mla_decode_contract.cases.common import serve
+from mla_decode_contract.context import least, most
 from mla_decode_contract.demand import demand_error, demand_refusal, require_code
 from mla_decode_contract.registry import implements
 from mla_decode_contract.target import as_candidates
@@ -53,22 +54,21 @@ def unknown_arch(ctx: CaseContext) -> None:
 def page_size_limits(ctx: CaseContext) -> None:
     """At the limit where a test can hold it, and one past it."""
     sizes = ctx.row.page_sizes
-    most = max(sizes)
-    inside = [size for size in sizes if size <= LARGEST_PAGE]
-    at = max(inside, default=most)
+    inside = [size for size in range(1, LARGEST_PAGE + 1) if size in sizes]
+    at = max(inside, default=least(sizes))
     if at <= LARGEST_PAGE:
         length = min(300, 2 * at + 1)
         problem = replace(ctx.problem(page_size=at), max_model_len=max(512, length))
         serve(ctx, problem, [length])
-    _refused(ctx, {"page_size": most + 1}, "page_size")
+    _refused(ctx, {"page_size": most(sizes) + 1}, "page_size")
 
 
 @implements("refuse.num_heads_limits")
 def num_heads_limits(ctx: CaseContext) -> None:
     """At the limit by `refusals`; `heads.largest` runs it."""
-    most = max(ctx.row.num_q_heads)
-    ctx.problem(num_q_heads=most)
-    _refused(ctx, {"num_q_heads": most + 1}, "num_heads")
+    largest = most(ctx.row.num_q_heads)
+    ctx.problem(num_q_heads=largest)
+    _refused(ctx, {"num_q_heads": largest + 1}, "num_heads")
 
 
 @implements("refuse.causal_query_len_limits")
@@ -89,11 +89,11 @@ def _query_len_limits(ctx: CaseContext, mask: Mask) -> None:
         ctx.problem(query_lens=(2,), masks=(mask,))
         return
     inside = [length for length in range(1, LARGEST_BLOCK + 1) if length in allowed]
-    at = max(inside, default=min(allowed))
+    at = max(inside, default=least(allowed))
     problem = ctx.problem(query_lens=(at,), masks=(mask,))
     if at <= LARGEST_BLOCK:
         serve(ctx, problem, [at, at + 9], causal=mask is Mask.CAUSAL)
-    past = max(allowed) + 1
+    past = most(allowed) + 1
     changes: dict[str, Any] = {
         "query_lens": frozenset({past}),
         "masks": frozenset({mask}),
@@ -152,8 +152,8 @@ def collects_all(ctx: CaseContext) -> None:
     base = ctx.problem()
     problem = replace(
         base,
-        page_size=max(ctx.row.page_sizes) + 1,
-        num_q_heads=max(ctx.row.num_q_heads) + 1,
+        page_size=most(ctx.row.page_sizes) + 1,
+        num_q_heads=most(ctx.row.num_q_heads) + 1,
     )
     codes = {str(reason.code) for reason in ctx.refusals(problem)}
     missing = {"page_size", "num_heads"} - codes

@@ -1,0 +1,182 @@
+"""The command line: `run` and `list`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mla_decode_contract.catalogue import CASES
+from mla_decode_contract.verdict import EXIT_INCOMPLETE, EXIT_USAGE
+
+if TYPE_CHECKING:
+    import pytest
+
+    from mla_decode_contract.session import Run
+
+app = typer.Typer(
+    name="mla-decode-contract",
+    help="Prove an mla-decode adapter on your own hardware, or without it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_CLICK_USAGE = 2
+
+
+class _Catcher:
+    """Keeps the run of an inner pytest session."""
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        from mla_decode_contract.plugin import RUN_KEY  # noqa: PLC0415 - `list` needs no pytest
+
+        self.run = config.stash.get(RUN_KEY, None)
+
+
+@app.command(name="list")
+def list_cases(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """List every case: its clause, profile, features and purpose."""
+    if as_json:
+        sys.stdout.write(json.dumps([case.as_dict() for case in CASES], indent=2))
+        sys.stdout.write("\n")
+        return
+    table = Table(title=f"{len(CASES)} cases", title_justify="left")
+    for column in ("clause", "case", "profile", "quick", "needs", "purpose"):
+        table.add_column(column, overflow="fold")
+    for case in CASES:
+        table.add_row(
+            case.clause.value,
+            case.id,
+            case.profile,
+            "yes" if case.is_quick else "",
+            " ".join(case.features),
+            case.purpose,
+        )
+    Console().print(table)
+
+
+@app.command()
+def run(
+    backend: Annotated[str, typer.Argument(help="Entry-point name or module:attribute.")],
+    pytest_args: Annotated[
+        Optional[list[str]],  # noqa: UP045 - typer reads it on Python 3.10
+        typer.Argument(metavar="[-- PYTEST ARGS]", help="Passed on to pytest."),
+    ] = None,
+    arch: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads it on Python 3.10
+        typer.Option(help="Require this hardware."),
+    ] = None,
+    assume_arch: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads it on Python 3.10
+        typer.Option(help="Simulate or interpret this architecture on the CPU."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The quick cases only.")] = False,
+    case: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads it on Python 3.10
+        typer.Option(help="One case only, by its id."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws other data.", min=0)] = 0,
+    report: Annotated[
+        Optional[Path],  # noqa: UP045 - typer reads it on Python 3.10
+        typer.Option(help="Directory for report.json and junit.xml.", file_okay=False),
+    ] = None,
+    known_failures: Annotated[
+        Optional[Path],  # noqa: UP045 - typer reads it on Python 3.10
+        typer.Option(help="TOML of known failures and tolerances.", dir_okay=False),
+    ] = None,
+    workers: Annotated[
+        Optional[int],  # noqa: UP045 - typer reads it on Python 3.10
+        typer.Option(help="Worker processes; the cores by default.", min=1, max=6),
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option(help="Longest time of one case, in seconds.", min=0.1)
+    ] = 60.0,
+    mutant: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads it on Python 3.10
+        typer.Option(help="Run a deliberately wrong wrapper of the backend."),
+    ] = None,
+) -> None:
+    """Run the contract's cases against a backend.
+
+    Exit status: 0 conformant, 1 failed, 3 incomplete, 4 usage.
+    """
+    import pytest  # noqa: PLC0415 - `list` needs no pytest
+
+    options = {
+        "--mla-backend": backend,
+        "--mla-arch": arch,
+        "--mla-assume-arch": assume_arch,
+        "--mla-case": case,
+        "--mla-seed": seed,
+        "--mla-report": report and report.absolute(),
+        "--mla-known-failures": known_failures and known_failures.absolute(),
+        "--mla-workers": workers,
+        "--mla-timeout-s": timeout_s,
+        "--mla-mutant": mutant,
+    }
+    arguments = [f"{name}={value}" for name, value in options.items() if value is not None]
+    if quick:
+        arguments.append("--mla-quick")
+    package = Path(str(files("mla_decode_contract")))
+    catcher = _Catcher()
+    code = pytest.main(
+        [
+            "-c",
+            str(package / "kit.ini"),
+            f"--rootdir={package}",
+            "--noconftest",
+            "-p",
+            "mla_decode_contract",
+            "-p",
+            "no:cacheprovider",
+            "-q",
+            "--no-header",
+            "--tb=short",
+            "--pyargs",
+            "mla_decode_contract.suite",
+            *arguments,
+            *(pytest_args or []),
+        ],
+        plugins=[catcher],
+    )
+    raise typer.Exit(_exit_code(int(code), catcher.run))
+
+
+def _exit_code(pytest_code: int, finished: Run | None) -> int:
+    """The kit's exit status; nothing but a judged run can be 0."""
+    import pytest  # noqa: PLC0415 - `list` needs no pytest
+
+    if pytest_code == int(pytest.ExitCode.USAGE_ERROR):
+        return EXIT_USAGE
+    if finished is None or finished.finished_at is None:
+        return EXIT_INCOMPLETE
+    verdict = finished.verdict()
+    is_judged = pytest_code in {0, 1, EXIT_INCOMPLETE}
+    if is_judged or verdict.exit_code:
+        return verdict.exit_code
+    return EXIT_INCOMPLETE
+
+
+def main() -> None:
+    """Run the command line; click's own usage errors exit with 4 as ours do."""
+    try:
+        app()
+    except SystemExit as left:
+        if left.code == _CLICK_USAGE:
+            raise SystemExit(EXIT_USAGE) from left
+        raise
+
+
+if __name__ == "__main__":
+    main()

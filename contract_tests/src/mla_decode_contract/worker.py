@@ -1,0 +1,73 @@
+"""A worker process: prepares the backend, then runs one case a message.
+
+Started by `pool` as ``python -m mla_decode_contract.worker FD``; it talks JSON over the
+inherited socket, so that whatever a library prints cannot be taken for a result.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import resource
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from mla_decode_contract.target import Target, load_backend, prepare
+
+if TYPE_CHECKING:
+    from mla_decode.backend import Backend
+
+
+def main(fd: int) -> None:
+    """Serve the host until it hangs up."""
+    faulthandler.enable()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    channel: Connection[Any, Any] = Connection(fd)
+    target = Target.from_dict(_receive(channel)["target"])
+    try:
+        backend, evidence = _prepare(target)
+    except Exception as error:  # noqa: BLE001 - the host reports it as the run's failure
+        message = f"{type(error).__name__}: {error}"
+        _send(channel, {"error": message, "detail": traceback.format_exc()})
+        return
+    from mla_decode_contract.identity import machine  # noqa: PLC0415 - needs torch
+    from mla_decode_contract.runner import run_case  # noqa: PLC0415 - needs torch
+
+    _send(channel, {"evidence": evidence, "machine": machine(backend, target.device)})
+    while True:
+        try:
+            message = _receive(channel)
+        except EOFError:
+            return
+        result = run_case(
+            message["case"], backend, target, budget_units=message["budget_units"]
+        )
+        _send(channel, result.as_dict())
+
+
+def _prepare(target: Target) -> tuple[Backend, str]:
+    backend = load_backend(target.backend)
+    evidence = prepare(backend, target.device)
+    if target.mutant is not None:
+        from mla_decode_contract.mutants import MUTANTS  # noqa: PLC0415 - needs torch
+
+        backend = MUTANTS[target.mutant].apply(backend)
+    import torch  # noqa: PLC0415 - after the backend was prepared
+
+    torch.set_num_threads(1)
+    return backend, evidence
+
+
+def _receive(channel: Connection[Any, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(channel.recv_bytes())
+    return plain
+
+
+def _send(channel: Connection[Any, Any], message: dict[str, Any]) -> None:
+    channel.send_bytes(json.dumps(message).encode())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
