@@ -198,8 +198,13 @@ def test_a_mask_before_0_1_20_is_refused_with_the_release_that_has_it():
     assert "0.1.20" in found.fix
 
 
-def test_refuses_a_block_whose_only_kernel_masks():
+def test_refuses_a_block_length_between_two_that_have_kernels():
     found = ask("0.1.20.post1", "gfx950", 16, 2, causal=False)
+    assert found.code is RefusalCode.QUERY_LEN
+
+
+def test_refuses_a_block_whose_only_kernels_mask():
+    found = ask("0.1.20.post1", "gfx942", 16, 2, causal=False)
     assert found.code is RefusalCode.MASK
 
 

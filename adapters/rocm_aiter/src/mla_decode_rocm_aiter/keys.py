@@ -26,5 +26,7 @@ class KernelKey:
     """Query tokens that one folded request has."""
     fold: int
     """Folded requests, or folded token groups, that one request becomes."""
+    q_per_call: int
+    """Query tokens of the call; fewer than `q` where the fold makes groups tokens."""
     kernels: tuple[str, ...]
     """Names of every row with this key; with more than one the build decides."""

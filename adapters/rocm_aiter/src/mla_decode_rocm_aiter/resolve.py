@@ -37,6 +37,8 @@ class Program:
     dtypes: tuple[str, str]
     persistent: bool
     causal: bool
+    masked: Program | None
+    """The same for causal calls; None where this is it."""
 
 
 def rows_by_key(
@@ -74,6 +76,9 @@ def compile_program(
         dtypes=dtypes,
         persistent=persistent,
         causal=causal,
+        masked=None
+        if causal
+        else compile_program(profile, table, dtypes, persistent, True),
     )
 
 
@@ -138,6 +143,7 @@ def look_up(program: Program, heads: int, q: int, lse: bool) -> KernelKey | str:
     folded = _fold(program, heads, q)
     if isinstance(folded, str):
         return folded
+    q_per_call = q
     fold, heads, q = folded
     named = _name(program, heads, q)
     if named is None:
@@ -160,6 +166,7 @@ def look_up(program: Program, heads: int, q: int, lse: bool) -> KernelKey | str:
         heads=heads,
         q=q,
         fold=fold,
+        q_per_call=q_per_call,
         kernels=kernels,
     )
 
@@ -207,6 +214,13 @@ def resolve(
     )
     if program is None:
         return _refuse_unknown(release, arch)
+    return resolve_in(program, release, num_heads, max_seqlen_q, bool(lse))
+
+
+def resolve_in(
+    program: Program, release: str, num_heads: int, max_seqlen_q: int, lse: bool
+) -> KernelKey | Refusal:
+    """Resolve within a program: a release's rules over a kernel table of one's own."""
     if not 1 <= num_heads <= _MAX_HEADS:
         return Refusal(
             code=RefusalCode.NUM_HEADS,
@@ -223,7 +237,7 @@ def resolve(
             allowed="1 and more",
             fix="pass the number of query tokens per request",
         )
-    if not causal and not program.profile.has_causal_argument:
+    if not program.causal and not program.profile.has_causal_argument:
         return Refusal(
             code=RefusalCode.VERSION,
             message=f"mla_decode_fwd of AITER {release} takes no `causal` argument",
@@ -231,10 +245,10 @@ def resolve(
             allowed=f"AITER {first_release_with_causal()} and newer",
             fix=f"upgrade AITER to {first_release_with_causal()}",
         )
-    found = look_up(program, num_heads, max_seqlen_q, bool(lse))
+    found = look_up(program, num_heads, max_seqlen_q, lse)
     if isinstance(found, KernelKey):
         return found
-    return _explain(program, found, release, num_heads, max_seqlen_q, bool(lse))
+    return _explain(program, found, release, num_heads, max_seqlen_q, lse)
 
 
 def _refuse_unknown(release: str, arch: str) -> Refusal:
@@ -311,31 +325,12 @@ def _nearest(
         return RefusalCode.LSE, "do not ask for the LSE, or use another block length"
     if not program.rows:
         return RefusalCode.KV_DTYPE, "use a bf16 cache, or an fp8 query with it"
-    if not program.causal and q > 1:
-        other = _masked(program)
-        if isinstance(look_up(other, heads, q, lse), KernelKey):
+    if program.masked is not None and q > 1:
+        longer = (look_up(program, heads, length, lse) for length in (2, 3, 4, 8))
+        if any(isinstance(found, KernelKey) for found in longer):
+            return RefusalCode.QUERY_LEN, "use lowering='exact', or triton_mla"
+        if isinstance(look_up(program.masked, heads, q, lse), KernelKey):
             return RefusalCode.MASK, "use lowering='exact', or triton_mla"
     if isinstance(look_up(program, heads, 1, lse), KernelKey) or why == "split_table":
         return RefusalCode.QUERY_LEN, "use another block length, or lowering='exact'"
     return RefusalCode.NUM_HEADS, "pad the heads to a multiple of 16"
-
-
-@lru_cache(maxsize=1024)
-def _masked_for(key: tuple[str, str, tuple[str, str], bool]) -> Program:
-    release, arch, dtypes, persistent = key
-    program = find_program(release, arch, dtypes, persistent, True)
-    if program is None:
-        raise KeyError(key)
-    return program
-
-
-def _masked(program: Program) -> Program:
-    """The same program for causal calls."""
-    return _masked_for(
-        (
-            program.profile.releases[0],
-            program.arch,
-            program.dtypes,
-            program.persistent,
-        )
-    )

@@ -7,19 +7,14 @@ that AITER's source shows; kernels' own numerics were never measured.
 
 from __future__ import annotations
 
+from mla_decode_rocm_aiter.simulation import VARIABLE, read_variable
 from mla_decode_rocm_aiter.simulator.faults import (
     Faults,
     SimulatedAbort,
     SimulatedMemoryFault,
 )
 from mla_decode_rocm_aiter.simulator.machine import Launch, Machine
-from mla_decode_rocm_aiter.simulator.modules import (
-    VARIABLE,
-    install,
-    make_modules,
-    read_variable,
-    simulated,
-)
+from mla_decode_rocm_aiter.simulator.modules import install, make_modules, simulated
 
 __all__ = [
     "VARIABLE",

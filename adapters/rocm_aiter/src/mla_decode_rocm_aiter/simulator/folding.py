@@ -48,17 +48,3 @@ def fold_for_schedule(
     if heads % 16 == 0:
         return HostFold(heads=16, ratio=heads // 16, into_query=1)
     return None
-
-
-def tile_rows(
-    profile: Profile, arch: str, dtypes: tuple[str, str], heads: int, q: int
-) -> int:
-    """Heads times tokens of one tile: 128, or 64 for some shapes of gfx950."""
-    if arch != "gfx950":
-        return 128
-    if "fp8" not in dtypes:
-        narrow = profile.reduce_heads >= {48} and heads * q >= 64 and heads <= 64
-        return 64 if narrow and (heads * q < 128 or heads == 48) else 128
-    if dtypes == ("fp8", "fp8") and heads == 32 and q == 3:
-        return 64 if profile.has_causal_argument else 128
-    return 128

@@ -12,6 +12,7 @@ from mla_decode_rocm_aiter.profiles import find_profile, known_releases
 from mla_decode_rocm_aiter.resolve import find_program
 from mla_decode_rocm_aiter.simulator.faults import Faults, SimulatedAbort
 from mla_decode_rocm_aiter.simulator.memory import AddressBook
+from mla_decode_rocm_aiter.sizes import CU_COUNTS
 from mla_decode_rocm_aiter.tables import ARCHS
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from mla_decode_rocm_aiter.resolve import Program
     from mla_decode_rocm_aiter.rules import Profile
     from mla_decode_rocm_aiter.simulator.faults import AbortMode
-
-CU_COUNTS = {"gfx942": 304, "gfx950": 256}
-"""Compute units of an MI300X and an MI355X."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mla_decode_rocm_aiter.simulator.faults import SimulatedMemoryFault
-from mla_decode_rocm_aiter.simulator.folding import fold_for_schedule, tile_rows
+from mla_decode_rocm_aiter.simulator.folding import fold_for_schedule
 from mla_decode_rocm_aiter.simulator.planner import Planner, PlanRequest
-from mla_decode_rocm_aiter.simulator.sizes import buffer_sizes
+from mla_decode_rocm_aiter.sizes import buffer_sizes
+from mla_decode_rocm_aiter.tiling import schedule_tile_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +86,7 @@ def build_schedule(machine: Machine, **call: Any) -> None:
             ratio=fold.ratio,
             max_q=max_q,
             uniform_q=call["uni_seqlen_qo"] * fold.into_query,
-            tile_rows=tile_rows(
+            tile_rows=schedule_tile_rows(
                 machine.profile, machine.arch, dtypes, fold.heads, max_q
             ),
             causal=bool(call["is_causal"]),

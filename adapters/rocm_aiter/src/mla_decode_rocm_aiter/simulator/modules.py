@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.machinery
-import os
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mla_decode_rocm_aiter.simulator.faults import AbortMode, Faults
-
-VARIABLE = "MLA_DECODE_SIMULATE"
-"""`rocm_aiter:<arch>:<release>` simulates that AITER in this process."""
 
 
 def make_modules(machine: Machine) -> dict[str, types.ModuleType]:
@@ -76,6 +72,7 @@ def make_modules(machine: Machine) -> dict[str, types.ModuleType]:
         setattr(modules["aiter.ops.attention"], name, function)
     setattr(modules["aiter.mla"], "mla_decode_fwd", decode_fwd)  # noqa: B010 - a module
     setattr(root, SIMULATED, (machine.arch, machine.release))
+    setattr(root, "__mla_decode_machine__", machine)  # noqa: B010 - a module
     setattr(root, "__version__", machine.release)  # noqa: B010 - a module
     _fill_dtypes(modules["aiter.dtypes"], machine)
     chip = modules["aiter.jit.utils.chip_info"]
@@ -165,22 +162,3 @@ def install(machine: Machine) -> None:
     if found is not None and not hasattr(found, SIMULATED):
         raise RuntimeError("a real aiter is imported: start a new process to simulate")
     sys.modules.update(make_modules(machine))
-
-
-def read_variable(text: str | None = None) -> tuple[str, str] | None:
-    """(arch, release) of `MLA_DECODE_SIMULATE`, or None where it speaks of another.
-
-    Raises:
-        ValueError: The value names rocm_aiter and is not `rocm_aiter:<arch>:<release>`.
-    """
-    text = os.environ.get(VARIABLE, "") if text is None else text
-    backend, _, rest = text.partition(":")
-    if backend != "rocm_aiter":
-        return None
-    arch, _, release = rest.partition(":")
-    if not arch or not release:
-        raise ValueError(
-            f"{VARIABLE}={text!r}: write rocm_aiter:<arch>:<release>, "
-            "as rocm_aiter:gfx950:0.1.20.post1"
-        )
-    return arch, release

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mla_decode_rocm_aiter.tiling import ceil_div
+
 OUT_OF_BOUNDS = -7_777_777
 """What a read past a buffer finds: nothing that a right answer can be made of."""
 
@@ -58,11 +60,6 @@ class Plan:
     """Query rows of the tiles that are reduced, by tile."""
     partial_map: list[int] = field(default_factory=list)
     """First partial row of each partial."""
-
-
-def ceil_div(a: int, b: int) -> int:
-    """A / b, rounded up."""
-    return -(-a // b)
 
 
 class Planner:

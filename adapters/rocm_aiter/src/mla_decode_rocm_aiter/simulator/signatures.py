@@ -7,6 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
+from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +80,9 @@ def with_signature(
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return implementation(**bound.arguments)
+        # To a dispatch mode a compiled library is one opaque call.
+        with _disable_current_modes():
+            return implementation(**bound.arguments)
 
     call.__name__ = name
     call.__signature__ = signature  # type: ignore[attr-defined] # read by inspect

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mla_decode_rocm_aiter.simulator.planner import ceil_div
+from mla_decode_rocm_aiter.tiling import ceil_div
+
+CU_COUNTS = {"gfx942": 304, "gfx950": 256}
+"""Compute units of an MI300X and an MI355X."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,165 @@
+"""The backend: AITER's MLA decode behind the contract."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mla_decode.backend import BackendBase, CliOption, Cost
+from mla_decode.device import DeviceInfo
+from mla_decode.errors import ArgumentError
+from mla_decode_rocm_aiter.capability import CAPABILITY
+from mla_decode_rocm_aiter.facts import as_simulated, assumed_release, find_facts
+from mla_decode_rocm_aiter.gates import supports_non_causal
+from mla_decode_rocm_aiter.installation import DISTRIBUTION
+from mla_decode_rocm_aiter.planning import plan_problem, problem_refusals
+from mla_decode_rocm_aiter.profiles import (
+    DEFAULT_RELEASE,
+    find_profile,
+    known_releases,
+)
+from mla_decode_rocm_aiter.workspace import index_entries, workspace_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mla_decode import DecodeProblem, Refusal
+    from mla_decode.builder import MLADecodeMetadataBuilder
+    from mla_decode.forward_check import CheckedCall
+    from mla_decode_rocm_aiter.routes import Route
+
+
+def _assume_release(device: DeviceInfo, release: str) -> DeviceInfo:
+    """The device with another AITER assumed on it."""
+    if device.vendor != "rocm" or not device.assumed:
+        return device
+    return DeviceInfo(
+        vendor=device.vendor,
+        arch=device.arch,
+        assumed=device.assumed,
+        index=device.index,
+        libraries={**device.libraries, DISTRIBUTION: release},
+        name=device.name,
+    )
+
+
+class AiterMLABackend(BackendBase):
+    """AITER's assembly MLA decode on gfx942 and gfx950, causal and non-causal.
+
+    Nothing here has run on AMD hardware: dispatch is AITER's own host code, compared
+    call by call; kernels are simulated.
+    """
+
+    name = "rocm_aiter"
+    capability = CAPABILITY
+    cli_options = (
+        CliOption(
+            name="--aiter-release",
+            help="The AITER to assume on an assumed AMD device.",
+            default=DEFAULT_RELEASE,
+            apply=_assume_release,
+        ),
+    )
+
+    @property
+    def builder_cls(self) -> type[MLADecodeMetadataBuilder]:
+        """The builder; importing it imports torch, and AITER not yet."""
+        from mla_decode_rocm_aiter.builder import (  # noqa: PLC0415 - torch stays out of discovery
+            AiterMLAMetadataBuilder,
+        )
+
+        return AiterMLAMetadataBuilder
+
+    def refusals(self, problem: DecodeProblem, device: DeviceInfo) -> list[Refusal]:
+        """Every reason: the declared row's, the installed AITER's, each block's."""
+        return problem_refusals(problem, as_simulated(device))
+
+    def supports_non_causal(self, device: DeviceInfo) -> bool:
+        """Whether the device's AITER decodes non-causal blocks.
+
+        Raises:
+            OutdatedLibraryError: The arch has them in a newer release only.
+        """
+        return supports_non_causal(as_simulated(device))
+
+    def cost(self, problem: DecodeProblem, device: DeviceInfo) -> Cost:
+        """What the problem's dearest block costs, by the key that it resolves to.
+
+        Workspace counts what AITER allocates at every call beside what the builder
+        keeps.
+
+        Raises:
+            BackendRefused: The problem is not served here.
+        """
+        device = as_simulated(device)
+        _, routes = plan_problem(problem, device)
+        workspace = workspace_of(problem, device.arch, routes)
+        return Cost(
+            kv_walks=max(route.walks for route in routes.values()),
+            rows=max(q * route.heads for (q, _), route in routes.items()),
+            launches=max(
+                _launches(problem, q, route) for (q, _), route in routes.items()
+            ),
+            workspace_bytes=workspace.total,
+            index_entries=index_entries(problem),
+        )
+
+    def evidence(self, device: DeviceInfo) -> str:
+        """Simulated where the device is assumed; never on AMD, anywhere."""
+        device = as_simulated(device)
+        return "simulated, never on AMD" if device.assumed else "never on AMD"
+
+    def prepare_assumed(self, device: DeviceInfo) -> str:
+        """Put a simulated AITER into this process, for the contract kit.
+
+        Raises:
+            ArgumentError: No such arch or release is simulated.
+        """
+        from mla_decode_rocm_aiter.simulator import (  # noqa: PLC0415 - only where simulated
+            Machine,
+            install,
+        )
+
+        device = as_simulated(device)
+        release = assumed_release(device)
+        if self.capability.row(device.arch) is None or find_profile(release) is None:
+            raise ArgumentError(
+                "No AITER of this release is simulated on this arch.",
+                got=f"AITER {release} on {device.arch}",
+                allowed=f"{', '.join(self.capability.archs)} with one of "
+                f"{', '.join(known_releases())}",
+                fix="pass a known arch and --aiter-release",
+            )
+        install(Machine(arch=device.arch, release=release))
+        return "simulated"
+
+    def kernel_names(self, problem: DecodeProblem, device: DeviceInfo) -> Sequence[str]:
+        """Names of the assembly kernels that the problem's blocks resolve to."""
+        _, routes = plan_problem(problem, as_simulated(device))
+        return sorted({name for r in routes.values() for name in r.key.kernels[:1]})
+
+    def library_versions(self, device: DeviceInfo) -> Mapping[str, str]:
+        """The AITER in use."""
+        facts = find_facts(as_simulated(device))
+        release = getattr(facts, "release", "not found")
+        return {DISTRIBUTION: release}
+
+    def _forward(self, call: CheckedCall) -> None:
+        from mla_decode_rocm_aiter.forward import (  # noqa: PLC0415 - as above
+            aiter_forward,
+        )
+
+        aiter_forward(call)
+
+
+def _launches(problem: DecodeProblem, q: int, route: Route) -> int:
+    """Device kernels of one forward: AITER's two, padding, folding, and the fix-ups."""
+    launches = 2 + 1 + 2 * problem.needs_lse
+    if route.heads != problem.num_q_heads:
+        launches += 2
+    elif route.keeps_schedule and route.key.fold > 1 and q > 1:
+        launches += 4
+    return launches
+
+
+backend = AiterMLABackend()
+"""The object behind the entry point."""

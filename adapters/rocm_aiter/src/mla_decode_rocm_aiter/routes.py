@@ -1,0 +1,192 @@
+"""Which way a block takes: by its mask first, then by what has a kernel."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from mla_decode import Mask, Refusal, RefusalCode
+from mla_decode_rocm_aiter.heads import AiterMLAHelper
+from mla_decode_rocm_aiter.limits import kernel_limits
+from mla_decode_rocm_aiter.walks import kv_walks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mla_decode import DecodeProblem
+    from mla_decode_rocm_aiter.facts import Facts
+    from mla_decode_rocm_aiter.keys import KernelKey
+
+
+class RouteKind(str, enum.Enum):
+    """AITER's ways to decode with MLA, those that this adapter takes marked so."""
+
+    SCHEDULED = "scheduled"
+    """Assembly kernel with a schedule. Taken."""
+    UNSCHEDULED = "unscheduled"
+    """Assembly kernel without one. Taken, for causal blocks."""
+    GLUON = "gluon"
+    """Gluon decode and verify: masks the tail, has no other mode."""
+    DCP_SEGMENTED = "dcp_segmented"
+    """Verify under DCP, a segment of the KV at a time: causal only."""
+    DCP_ROUND_ROBIN = "dcp_round_robin"
+    """Verify under DCP on global positions: causal only."""
+
+
+ROUTES: Mapping[Mask, tuple[RouteKind, ...]] = MappingProxyType(
+    {
+        Mask.NON_CAUSAL: (RouteKind.SCHEDULED,),
+        Mask.CAUSAL: (
+            RouteKind.SCHEDULED,
+            RouteKind.UNSCHEDULED,
+            RouteKind.GLUON,
+            RouteKind.DCP_SEGMENTED,
+            RouteKind.DCP_ROUND_ROBIN,
+        ),
+    }
+)
+"""What a block of each mask may reach. The mask is the first key: a non-causal block
+finds no way that masks, whatever else is asked of it."""
+TAKEN = (RouteKind.SCHEDULED, RouteKind.UNSCHEDULED)
+"""The ways that this adapter takes itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """How blocks of one length and mask are decoded."""
+
+    kind: RouteKind
+    key: KernelKey
+    heads: int
+    """Heads that AITER is given: the problem's, padded."""
+    walks: int
+    """Passes over a request's KV."""
+
+    @property
+    def keeps_schedule(self) -> bool:
+        """Whether `build` makes a schedule."""
+        return self.kind is RouteKind.SCHEDULED
+
+
+def wants_schedule(problem: DecodeProblem, q: int, mask: Mask) -> bool:
+    """The gate of the persistent schedule.
+
+    A non-causal block always has one: nothing else carries its mask. A causal block
+    has one for 16 heads and more, for up to 4 tokens, and over an fp8 cache.
+    """
+    return (
+        mask is Mask.NON_CAUSAL
+        or problem.num_q_heads >= 16
+        or q <= 4
+        or problem.kv_dtype == "fp8"
+    )
+
+
+def choose_route(
+    facts: Facts, problem: DecodeProblem, q: int, mask: Mask
+) -> Route | list[Refusal]:
+    """The way of a block, or every reason why it has none.
+
+    Of the ways that have a kernel, the one with the fewest KV walks is taken; among
+    equals the gate's. A one-token block sees every key under either mask.
+    """
+    if q == 1:
+        mask = Mask.CAUSAL
+    gate = RouteKind.SCHEDULED
+    if not wants_schedule(problem, q, mask):
+        gate = RouteKind.UNSCHEDULED
+    kinds = [kind for kind in ROUTES[mask] if kind in TAKEN]
+    found: list[Route] = []
+    refused: list[Refusal] = []
+    for kind in sorted(kinds, key=lambda kind: kind is not gate):
+        route = _try(facts, problem, q, mask, kind)
+        if isinstance(route, Route):
+            found.append(route)
+        else:
+            refused.extend(route)
+    if found:
+        return min(found, key=lambda route: route.walks)
+    return (
+        refused[:1]
+        if not _is_fp8_pair(facts, problem, q, mask)
+        else _two_token(facts, problem, refused)
+    )
+
+
+def _try(
+    facts: Facts, problem: DecodeProblem, q: int, mask: Mask, kind: RouteKind
+) -> Route | list[Refusal]:
+    heads = AiterMLAHelper.get_actual_mla_num_heads(problem.num_q_heads)
+    dtypes = (problem.q_dtype, problem.kv_dtype)
+    persistent = kind is RouteKind.SCHEDULED
+    if facts.profile is None:
+        return [_unread(facts)]
+    found = facts.resolve(
+        heads,
+        q,
+        dtypes,
+        persistent=persistent,
+        causal=mask is Mask.CAUSAL,
+        lse=problem.needs_lse,
+    )
+    if isinstance(found, Refusal):
+        return [found]
+    limits = kernel_limits(facts, found, dtypes, mask, persistent=persistent)
+    if limits:
+        return limits
+    walks = kv_walks(facts.profile, facts.arch, dtypes, found, persistent=persistent)
+    return Route(kind=kind, key=found, heads=heads, walks=walks)
+
+
+def _unread(facts: Facts) -> Refusal:
+    return Refusal(
+        code=RefusalCode.VERSION,
+        message=f"nobody has read what AITER {facts.release} does with this block",
+        got=f"AITER {facts.release}",
+        allowed="a release with a profile",
+        fix="run `mla-decode probe rocm_aiter` on the GPU",
+    )
+
+
+def _is_fp8_pair(facts: Facts, problem: DecodeProblem, q: int, mask: Mask) -> bool:
+    return (
+        facts.has_non_causal_kernels()
+        and mask is Mask.NON_CAUSAL
+        and q == 2
+        and problem.kv_dtype == "fp8"
+    )
+
+
+def _two_token(
+    facts: Facts, problem: DecodeProblem, refused: list[Refusal]
+) -> list[Refusal]:
+    """The hole that engines know: say it in their words, with the padded heads."""
+    heads = AiterMLAHelper.get_actual_mla_num_heads(problem.num_q_heads)
+    first = refused[0]
+    return [
+        Refusal(
+            code=first.code,
+            message="AITER has no non-causal kernel for this 2-token block over an fp8 "
+            f"cache: {first.message}",
+            got=f"{problem.num_q_heads} heads, {heads} after padding; {first.got}",
+            allowed=f"{_fp8_pair_heads(facts)} heads after padding, or another length",
+            fix="lower it with lowering='exact' (3 tokens have kernels), or draft with "
+            "triton_mla",
+        )
+    ]
+
+
+def _fp8_pair_heads(facts: Facts) -> str:
+    served = [
+        str(heads)
+        for heads in range(16, 129, 16)
+        if not isinstance(
+            facts.resolve(
+                heads, 2, ("fp8", "fp8"), persistent=True, causal=False, lse=False
+            ),
+            Refusal,
+        )
+    ]
+    return ", ".join(served) or "no"
