@@ -17,24 +17,105 @@ class Tile:
     num_warps: int
     stages: int
     """Depth of the software pipeline of the walk."""
-    swapped: bool = False
-    """Scores as [tokens, rows]: few rows do not pad to a 64-row matrix instruction."""
-    descriptors: bool = False
-    """Whole tiles come through tensor descriptors (TMA) where pages allow."""
+    detached: bool = False
+    """Scores and weights live in a region of their own, so that warp groups share out
+    the tokens of a tile. For 64 rows and 8 warps, where Triton would otherwise have
+    both warp groups compute all the scores; the weights then pass through shared memory.
+    """
+    residents: int = 1
+    """Programs that one multiprocessor or compute unit holds at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchTiles:
-    """An architecture's tiles, smallest first, and the limits that they obey."""
+    """An architecture's tiles, fewest rows first, and the limits that they obey."""
 
     arch: str
     tiles: tuple[Tile, ...]
-    fp8_tiles: tuple[Tile, ...]
-    """For an fp8 cache, whose tile is also held dequantised."""
+    fp8_tiles: tuple[Tile, ...] = ()
+    """For an fp8 cache; none where it is not served."""
     shared_bytes: int
     """Shared memory (LDS) that one program may have."""
     warp_size: int
+    num_units: int
+    """Multiprocessors or compute units of the largest device of the architecture."""
     matrix_instructions: tuple[str, ...]
-    """One of these must stand in the listing of a compiled decode kernel."""
-    num_programs: int
-    """Programs that fill the device once: its multiprocessors or compute units."""
+    """One of these stands in the listing of a compiled decode kernel."""
+    widens_fp8_in_ptx: bool = False
+    """Whether fp8 is widened by our own instructions and not by Triton's."""
+
+    def tile(self, num_rows: int, kv_dtype: str) -> Tile:
+        """The smallest tile that holds the rows, or the largest there is."""
+        tiles = self.fp8_tiles if kv_dtype == "fp8" else self.tiles
+        return next((tile for tile in tiles if tile.rows >= num_rows), tiles[-1])
+
+
+_NARROW = Tile(rows=16, tokens=32, num_warps=4, stages=2, residents=2)
+_MIDDLE = Tile(rows=32, tokens=32, num_warps=8, stages=2)
+_WIDE = Tile(rows=64, tokens=64, num_warps=8, stages=2, detached=True)
+_AMD_NARROW = Tile(rows=16, tokens=32, num_warps=4, stages=2)
+_AMD_MIDDLE = Tile(rows=32, tokens=32, num_warps=4, stages=1)
+
+
+def _ampere(arch: str, *, shared_kib: int, num_units: int) -> ArchTiles:
+    return ArchTiles(
+        arch=arch,
+        tiles=(_NARROW, _MIDDLE),
+        shared_bytes=shared_kib * 1024,
+        warp_size=32,
+        num_units=num_units,
+        matrix_instructions=("mma.sync",),
+    )
+
+
+def _blackwell(arch: str, *, num_units: int) -> ArchTiles:
+    return ArchTiles(
+        arch=arch,
+        tiles=(_NARROW, _WIDE),
+        fp8_tiles=(_NARROW, _MIDDLE),
+        shared_bytes=227 * 1024,
+        warp_size=32,
+        num_units=num_units,
+        matrix_instructions=("tcgen05.mma", "mma.sync"),
+        widens_fp8_in_ptx=True,
+    )
+
+
+def _cdna(arch: str, *, lds_kib: int, num_units: int) -> ArchTiles:
+    return ArchTiles(
+        arch=arch,
+        tiles=(_AMD_NARROW, _AMD_MIDDLE),
+        fp8_tiles=(_AMD_NARROW, _AMD_MIDDLE),
+        shared_bytes=lds_kib * 1024,
+        warp_size=64,
+        num_units=num_units,
+        matrix_instructions=("v_mfma",),
+    )
+
+
+ARCH_TILES = MappingProxyType(
+    {
+        tiles.arch: tiles
+        for tiles in (
+            _cdna("gfx942", lds_kib=64, num_units=304),
+            _cdna("gfx950", lds_kib=160, num_units=256),
+            ArchTiles(
+                arch="sm_90",
+                tiles=(_NARROW, _WIDE),
+                fp8_tiles=(_NARROW, _WIDE),
+                shared_bytes=227 * 1024,
+                warp_size=32,
+                num_units=132,
+                matrix_instructions=("wgmma.mma_async", "mma.sync"),
+                widens_fp8_in_ptx=True,
+            ),
+            _blackwell("sm_100", num_units=148),
+            _blackwell("sm_103", num_units=160),
+            _ampere("sm_80", shared_kib=163, num_units=108),
+            _ampere("sm_86", shared_kib=99, num_units=84),
+            _ampere("sm_89", shared_kib=99, num_units=142),
+            _ampere("sm_120", shared_kib=99, num_units=188),
+        )
+    }
+)
+"""By the vendor's architecture name; the first is the one interpreted by default."""

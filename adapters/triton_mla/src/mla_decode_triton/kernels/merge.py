@@ -3,16 +3,20 @@
 import triton
 import triton.language as tl
 
-# tl.max and tl.sum are compiled functions: interpreted kernels cannot call them.
-from triton.language.standard import (  # noqa: PLC2701 - the combiners of tl.max and tl.sum
+# tl.max and tl.sum are compiled functions, which interpreted kernels cannot call.
+from triton.language.standard import (  # noqa: PLC2701 - what tl.max and tl.sum combine with
     _elementwise_max,
     _sum_combine,
 )
 
+_LN2 = tl.constexpr(0.6931471805599453)
 _LATENT = tl.constexpr(512)
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(
+    do_not_specialize=["num_splits"],
+    do_not_specialize_on_alignment=["partial_lse_ptr", "lse_ptr"],
+)
 def merge_kernel(
     partial_out_ptr,
     partial_lse_ptr,
@@ -58,5 +62,5 @@ def merge_kernel(
     tl.store(out_ptr + row * _LATENT + columns, acc.to(out_ptr.dtype.element_ty))
     if NEEDS_LSE:
         if tl.program_id(1) == 0:
-            natural = (peak + tl.log2(total)) * 0.6931471805599453
+            natural = (peak + tl.log2(total)) * _LN2
             tl.store(lse_ptr + row, tl.where(empty, float("-inf"), natural))

@@ -1,0 +1,106 @@
+"""The compile-time side of a launch: which variant of a kernel, and how it is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mla_decode.problem import DecodeProblem
+    from mla_decode_triton.tiles import ArchTiles, Tile
+
+INTERPRETED_MERGE_COLUMNS = 512
+"""One program a row: an interpreted program costs milliseconds whatever it does."""
+_MERGE_COLUMNS = 64
+_MERGE_SPLITS = 64
+_MERGE_WARPS = 4
+_FUSION = {"enable_fp_fusion": True}
+"""Said aloud: the default is about to change between Triton releases."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeVariant:
+    """What the decode kernel is specialised to."""
+
+    tile: Tile
+    page_size: int
+    causal: bool
+    is_split: bool
+    needs_lse: bool
+    q_dtype: str
+    widens_fp8_in_ptx: bool
+
+    @classmethod
+    def of(
+        cls,
+        problem: DecodeProblem,
+        arch: ArchTiles,
+        tile: Tile,
+        *,
+        causal: bool,
+        is_split: bool,
+    ) -> DecodeVariant:
+        """The variant of one mask and tile of a problem."""
+        return cls(
+            tile=tile,
+            page_size=problem.page_size,
+            causal=causal,
+            is_split=is_split,
+            needs_lse=problem.needs_lse,
+            q_dtype=problem.q_dtype,
+            widens_fp8_in_ptx=problem.kv_dtype == "fp8" and arch.widens_fp8_in_ptx,
+        )
+
+    def constants(self, *, interpreted: bool) -> dict[str, Any]:
+        """The kernel's compile-time parameters, in its order."""
+        import triton.language as tl  # noqa: PLC0415 - describing a variant needs no Triton
+
+        return {
+            "PAGE": self.page_size,
+            "CAUSAL": self.causal,
+            "SPLIT": self.is_split,
+            "NEEDS_LSE": self.needs_lse,
+            "OPERAND": tl.float16 if self.q_dtype == "fp16" else tl.bfloat16,
+            "BLOCK_ROWS": self.tile.rows,
+            "BLOCK_TOKENS": self.tile.tokens,
+            "STAGES": self.tile.stages,
+            "DETACHED": self.tile.detached,
+            "WIDEN_IN_PTX": self.widens_fp8_in_ptx and not interpreted,
+            "UPCAST": interpreted,
+        }
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The compiler's options."""
+        return {
+            "num_warps": self.tile.num_warps,
+            "num_stages": self.tile.stages,
+            **_FUSION,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeVariant:
+    """What the merge kernel is specialised to."""
+
+    max_splits: int
+    needs_lse: bool
+
+    def constants(self, *, interpreted: bool) -> dict[str, Any]:
+        """The kernel's compile-time parameters, in its order."""
+        return {
+            "NEEDS_LSE": self.needs_lse,
+            "MAX_SPLITS": self.max_splits,
+            "BLOCK_SPLITS": min(self.max_splits, _MERGE_SPLITS),
+            "BLOCK_COLUMNS": self.columns(interpreted=interpreted),
+        }
+
+    @staticmethod
+    def columns(*, interpreted: bool) -> int:
+        """Of the 512 columns of a row, how many one program merges."""
+        return INTERPRETED_MERGE_COLUMNS if interpreted else _MERGE_COLUMNS
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The compiler's options."""
+        return {"num_warps": _MERGE_WARPS, **_FUSION}
