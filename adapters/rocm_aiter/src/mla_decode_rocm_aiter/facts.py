@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mla_decode import DeviceInfo, Refusal, RefusalCode
 from mla_decode_rocm_aiter.importing import import_decode
@@ -22,6 +22,8 @@ from mla_decode_rocm_aiter.simulation import read_variable
 from mla_decode_rocm_aiter.tables import ARCHS, KernelTable, packaged_tables
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from mla_decode_rocm_aiter.keys import KernelKey
     from mla_decode_rocm_aiter.resolve import Program
     from mla_decode_rocm_aiter.rules import Profile
@@ -39,17 +41,21 @@ class Facts:
     has_causal: bool
     """Whether `mla_decode_fwd` takes `causal=`, which also says what the table's
     causal column means."""
+    has_non_causal_kernels: bool = field(init=False)
+    """Whether the table holds kernels without a mask. Decided by the signature first:
+    before 0.1.20 every row says causal=0 although its kernel masks."""
     programs: dict[tuple[tuple[str, str], bool, bool], Program] = field(
-        default_factory=dict, compare=False, repr=False
+        default_factory=dict, init=False, compare=False, repr=False
     )
+    memo: dict[Hashable, Any] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+    """Answers about this AITER that others keep here: it lives as long as they hold."""
 
-    def has_non_causal_kernels(self) -> bool:
-        """Whether the table holds kernels without a mask.
-
-        Decided by the signature first: before 0.1.20 every row says causal=0 although
-        its kernel masks.
-        """
-        return self.has_causal and self.table.has_non_causal_rows()
+    def __post_init__(self) -> None:
+        """Read the table once."""
+        found = self.has_causal and self.table.has_non_causal_rows()
+        object.__setattr__(self, "has_non_causal_kernels", found)
 
     def resolve(
         self,

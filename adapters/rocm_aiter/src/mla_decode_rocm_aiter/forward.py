@@ -25,7 +25,7 @@ def aiter_forward(call: CheckedCall) -> None:
     metadata = cast("AiterMLAMetadata", call.metadata)
     builder = cast("AiterMLAMetadataBuilder", metadata.builder)
     padded = metadata.route.heads != builder.problem.num_q_heads
-    query = _query(call.q, builder)
+    query, head_stride = _query(call.q, builder)
     # A tensor object of its own: AITER may re-point the one it is given.
     given = builder.padded_output(query.shape[0]) if padded else call.out
     target = given.view(given.shape)
@@ -51,15 +51,15 @@ def aiter_forward(call: CheckedCall) -> None:
             library=builder.library,
         )
     if padded or target.data_ptr() != address:
-        call.out.copy_(_own_heads(target, builder))
+        call.out.copy_(_own_heads(target, call.out.shape[1], head_stride))
     _write_empty(call.out, metadata, 0.0)
     if call.lse is not None and lse is not None:
-        call.lse.copy_(_own_heads(lse, builder))
+        call.lse.copy_(_own_heads(lse, call.lse.shape[1], head_stride))
         _write_empty(call.lse, metadata, -torch.inf)
 
 
-def _query(q: Tensor, builder: AiterMLAMetadataBuilder) -> Tensor:
-    """The query with the heads that AITER takes, contiguous.
+def _query(q: Tensor, builder: AiterMLAMetadataBuilder) -> tuple[Tensor, int]:
+    """The query with the heads that AITER takes, contiguous, and its heads' distance.
 
     A query that is a view into a buffer with room for the padded heads is widened in
     place: what stands in the spare heads is a head of nobody's.
@@ -67,10 +67,10 @@ def _query(q: Tensor, builder: AiterMLAMetadataBuilder) -> Tensor:
     rows, heads, width = q.shape
     wanted = builder.padded_heads
     if heads == wanted and q.is_contiguous():
-        return q
+        return q, 1
     if _has_room(q, wanted):
-        return q.as_strided((rows, wanted, width), (wanted * width, width, 1))
-    return _gather_heads(q, builder)
+        return q.as_strided((rows, wanted, width), (wanted * width, width, 1)), 1
+    return _gather_heads(q, builder), builder.head_stride
 
 
 def _has_room(q: Tensor, wanted: int) -> bool:
@@ -91,10 +91,9 @@ def _gather_heads(q: Tensor, builder: AiterMLAMetadataBuilder) -> Tensor:
     return buffer
 
 
-def _own_heads(padded: Tensor, builder: AiterMLAMetadataBuilder) -> Tensor:
+def _own_heads(padded: Tensor, heads: int, head_stride: int) -> Tensor:
     """The problem's heads among the padded ones: every n-th, or the first."""
-    step = builder.head_stride
-    return padded[:, : builder.problem.num_q_heads * step : step]
+    return padded[:, : heads * head_stride : head_stride]
 
 
 def _write_empty(tensor: Tensor, metadata: AiterMLAMetadata, value: float) -> None:

@@ -45,4 +45,4 @@ def supports_non_causal(device: DeviceInfo) -> bool:
         return False
     if not facts.has_causal:
         raise outdated(facts.release)
-    return facts.has_non_causal_kernels()
+    return facts.has_non_causal_kernels

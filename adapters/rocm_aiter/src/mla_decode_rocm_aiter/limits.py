@@ -74,6 +74,11 @@ def _other_kernels(
         yield _variable("AITER_MLA_USE_OPUS", key)
 
 
+def leaving_variables() -> tuple[bool, bool]:
+    """Whether AITER_ENABLE_EXPERIMENTAL and AITER_MLA_USE_OPUS are set."""
+    return _is_set("AITER_ENABLE_EXPERIMENTAL"), _is_set("AITER_MLA_USE_OPUS")
+
+
 def _is_set(variable: str) -> bool:
     return os.environ.get(variable, "0").strip() not in {"", "0"}
 

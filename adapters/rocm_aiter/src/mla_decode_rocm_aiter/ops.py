@@ -81,7 +81,7 @@ def mla_decode_fwd(
         kv_scale: float32 [1] for an fp8 cache.
         return_lse: Whether to compute the log-sum-exp.
         causal: The mask. An AITER that knows no mask is called without it, and only
-            for a causal block.
+            where the block is causal, or of one token and so of either mask.
         library: The AITER to call; the installed one by default.
 
     Returns:
@@ -94,7 +94,7 @@ def mla_decode_fwd(
     given: dict[str, Any] = {}
     if library.has_causal:
         given["causal"] = causal
-    elif not causal:
+    elif not causal and max_seqlen_qo > 1:
         library.require_non_causal()
     if schedule is not None:
         given |= {

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mla_decode import Mask, OutdatedLibraryError, Refusal, RefusalCode
+from mla_decode import (
+    DeviceInfo,
+    Mask,
+    OutdatedLibraryError,
+    Refusal,
+    RefusalCode,
+)
 from mla_decode_rocm_aiter.capability import CAPABILITY
 from mla_decode_rocm_aiter.facts import Facts, find_facts
 from mla_decode_rocm_aiter.gates import arch_has_non_causal
 from mla_decode_rocm_aiter.library import outdated, refused
+from mla_decode_rocm_aiter.limits import leaving_variables
 from mla_decode_rocm_aiter.profiles import first_release_with_causal
 from mla_decode_rocm_aiter.routes import Route, choose_route
 from mla_decode_rocm_aiter.workspace import LARGEST_INDEX_BYTES, index_entries
@@ -16,7 +23,7 @@ from mla_decode_rocm_aiter.workspace import LARGEST_INDEX_BYTES, index_entries
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mla_decode import DecodeProblem, DeviceInfo
+    from mla_decode import DecodeProblem
 
 Routes = dict[tuple[int, bool], Route]
 
@@ -28,76 +35,86 @@ def plan_problem(problem: DecodeProblem, device: DeviceInfo) -> tuple[Facts, Rou
         OutdatedLibraryError: Only a newer AITER has a mask on this arch.
         BackendRefused: With every reason.
     """
-    reasons = problem_refusals(problem, device)
     facts = find_facts(device)
-    if isinstance(facts, Refusal):
-        raise refused(*(reasons or [facts]))
+    if isinstance(facts, Refusal) or CAPABILITY.row(device.arch) is None:
+        raise refused(*problem_refusals(problem, device))
+    reasons, routes = _plan(facts, problem)
     needs_mask = problem.needs_non_causal and arch_has_non_causal(device.arch)
     if needs_mask and not facts.has_causal:
         raise outdated(facts.release)
     if reasons:
         raise refused(*reasons)
-    return facts, _routes(facts, problem)
-
-
-def _routes(facts: Facts, problem: DecodeProblem) -> Routes:
-    found: Routes = {}
-    for q, mask in problem.blocks():
-        route = choose_route(facts, problem, q, mask)
-        if isinstance(route, Route):
-            found[q, mask is Mask.CAUSAL] = route
-    return found
+    return facts, routes
 
 
 def problem_refusals(problem: DecodeProblem, device: DeviceInfo) -> list[Refusal]:
     """Every reason why AITER cannot serve a problem on a device; empty: it can."""
-    reasons = CAPABILITY.refusals(problem, device)
     if CAPABILITY.row(device.arch) is None:
-        return reasons
-    reasons += _fp16(problem)
-    reasons += _index_list(problem)
+        return CAPABILITY.refusals(problem, device)
     facts = find_facts(device)
     if isinstance(facts, Refusal):
-        return [*reasons, facts]
-    reasons += _non_causal_gates(facts, problem)
-    seen = {reason.message for reason in reasons}
+        return [*_declared(problem, device.arch), facts]
+    return list(_plan(facts, problem)[0])
+
+
+def _plan(facts: Facts, problem: DecodeProblem) -> tuple[tuple[Refusal, ...], Routes]:
+    """Reasons and routes, made once a problem: a planner asks often."""
+    key = (problem, leaving_variables())
+    known: tuple[tuple[Refusal, ...], Routes] | None = facts.memo.get(key)
+    if known is not None:
+        return known
+    reasons = dict.fromkeys(
+        [*_declared(problem, facts.arch), *_non_causal_gates(facts, problem)]
+    )
+    routes: Routes = {}
     for q, mask in problem.blocks():
-        for reason in _block_reasons(facts, problem, q, mask):
-            if reason.message not in seen:
-                seen.add(reason.message)
-                reasons.append(reason)
-    return reasons
+        found = _plan_block(facts, problem, q, mask)
+        if isinstance(found, Route):
+            routes[q, mask is Mask.CAUSAL] = found
+        else:
+            reasons |= dict.fromkeys(found)
+    known = facts.memo[key] = (tuple(reasons), routes)
+    return known
+
+
+def _declared(problem: DecodeProblem, arch: str) -> list[Refusal]:
+    """Reasons that hold whatever AITER is installed."""
+    device = DeviceInfo.assume(arch)
+    return [
+        *CAPABILITY.refusals(problem, device),
+        *_fp16(problem),
+        *_index_list(problem),
+    ]
 
 
 def refuse_block(
     facts: Facts, problem: DecodeProblem, q: int, mask: Mask
 ) -> list[Refusal]:
     """Why one block cannot be served, for a batch outside the problem."""
-    return list(_block_reasons(facts, problem, q, mask))
+    found = _plan_block(facts, problem, q, mask)
+    return [] if isinstance(found, Route) else found
 
 
-def _block_reasons(
+def _plan_block(
     facts: Facts, problem: DecodeProblem, q: int, mask: Mask
-) -> Iterator[Refusal]:
+) -> Route | list[Refusal]:
+    """A block's way, or its reasons beside those that the declared row gives."""
     row = CAPABILITY.row(facts.arch)
     dtypes = (problem.q_dtype, problem.kv_dtype)
     if row is None or dtypes not in row.dtypes:
-        return
+        return []
     if problem.num_q_heads not in row.num_q_heads:
-        return
-    if mask is Mask.NON_CAUSAL and not facts.has_non_causal_kernels():
-        if problem.needs_lse and not _has_lse(facts, dtypes):
-            yield _no_lse(facts, dtypes)
-        return
+        return []
+    lacks_lse = problem.needs_lse and not _has_lse(facts, dtypes)
+    if mask is Mask.NON_CAUSAL and not facts.has_non_causal_kernels:
+        return [_no_lse(facts, dtypes)] if lacks_lse else []
     if q not in row.query_lens.get(mask, ()):
-        return
+        return []
     found = choose_route(facts, problem, q, mask)
     if isinstance(found, Route):
-        return
-    yield from found
+        return found
     is_named = any(reason.code is RefusalCode.LSE for reason in found)
-    if problem.needs_lse and not is_named and not _has_lse(facts, dtypes):
-        yield _no_lse(facts, dtypes)
+    return [*found, _no_lse(facts, dtypes)] if lacks_lse and not is_named else found
 
 
 def _has_lse(facts: Facts, dtypes: tuple[str, str]) -> bool:
@@ -143,14 +160,12 @@ def _index_list(problem: DecodeProblem) -> Iterator[Refusal]:
 
 
 def _non_causal_gates(facts: Facts, problem: DecodeProblem) -> Iterator[Refusal]:
-    """The gates in their order: the arch (the capability's row), the signature, the
-    installed kernel table.
-    """
+    """Signature, then kernel table; the arch's own gate is its declared row."""
     if not problem.needs_non_causal or not arch_has_non_causal(facts.arch):
         return
     if not facts.has_causal:
         yield as_refusal(outdated(facts.release))
-    elif not facts.has_non_causal_kernels():
+    elif not facts.has_non_causal_kernels:
         yield Refusal(
             code=RefusalCode.MASK,
             message="the installed AITER's kernel table has no non-causal kernel for "

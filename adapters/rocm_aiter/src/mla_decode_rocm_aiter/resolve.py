@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,23 @@ class Program:
     causal: bool
     masked: Program | None
     """The same for causal calls; None where this is it."""
+    by_heads: dict[
+        int, tuple[tuple[Where, ...], tuple[Fold, ...], tuple[KeyRule, ...]]
+    ] = field(default_factory=dict, compare=False, repr=False)
+    """The rules that a head count can meet, filled as head counts are asked for."""
+
+    def rules_of(
+        self, heads: int
+    ) -> tuple[tuple[Where, ...], tuple[Fold, ...], tuple[KeyRule, ...]]:
+        """The native rules, folds and key rules that admit a head count."""
+        found = self.by_heads.get(heads)
+        if found is None:
+            found = self.by_heads[heads] = (
+                tuple(where for where in self.native if heads in where.heads),
+                tuple(fold for fold in self.folds if heads in fold.where.heads),
+                tuple(rule for rule in self.keys if heads in rule.where.heads),
+            )
+        return found
 
 
 def rows_by_key(
@@ -102,10 +119,11 @@ def _fold(program: Program, heads: int, q: int) -> tuple[int, int, int] | str:
             return "split_table"
         return "q_dtype" if program.dtypes[0] == "fp16" else (1, heads, q)
     found: tuple[int, int, int] | None = None
-    if any(where.admits(heads, q) for where in program.native):
+    native, folds, _ = program.rules_of(heads)
+    if any(where.admits(heads, q) for where in native):
         found = (1, heads, q)
     else:
-        for rule in program.folds:
+        for rule in folds:
             if rule.where.admits(heads, q):
                 groups = heads // rule.to_heads
                 tokens = q * groups if rule.into_query else q
@@ -119,7 +137,7 @@ def _fold(program: Program, heads: int, q: int) -> tuple[int, int, int] | str:
 def _name(program: Program, heads: int, q: int) -> tuple[int, int, bool, int] | None:
     """The C++ side: gqa, qseqlen, persistent and causal of the key; None aborts."""
     causal = int(program.profile.has_causal_argument and (program.causal or q == 1))
-    for key in program.keys:
+    for key in program.rules_of(heads)[2]:
         if key.where.admits(heads, q):
             if key.aborts:
                 return None
@@ -321,6 +339,8 @@ def _nearest(
     """Which single change reaches a kernel: that is what the refusal is about."""
     if why == "q_dtype":
         return RefusalCode.DTYPE, "use a bf16 model, or triton_mla"
+    if why in {"heads", "reduce"}:
+        return RefusalCode.NUM_HEADS, "pad the heads to a multiple of 16"
     if lse and isinstance(look_up(program, heads, q, False), KernelKey):
         return RefusalCode.LSE, "do not ask for the LSE, or use another block length"
     if not program.rows:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mla_decode import Mask, Refusal, RefusalCode
 from mla_decode_rocm_aiter.heads import AiterMLAHelper
-from mla_decode_rocm_aiter.limits import kernel_limits
+from mla_decode_rocm_aiter.limits import kernel_limits, leaving_variables
 from mla_decode_rocm_aiter.walks import kv_walks
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def choose_route(
     found: list[Route] = []
     refused: list[Refusal] = []
     for kind in sorted(kinds, key=lambda kind: kind is not gate):
-        route = _try(facts, problem, q, mask, kind)
+        route = _try_once(facts, problem, q, mask, kind)
         if isinstance(route, Route):
             found.append(route)
         else:
@@ -113,6 +113,18 @@ def choose_route(
         if not _is_fp8_pair(facts, problem, q, mask)
         else _two_token(facts, problem, refused)
     )
+
+
+def _try_once(
+    facts: Facts, problem: DecodeProblem, q: int, mask: Mask, kind: RouteKind
+) -> Route | list[Refusal]:
+    """A way of a block, remembered for as long as the facts and variables stand."""
+    asked = (problem.num_q_heads, problem.q_dtype, problem.kv_dtype, problem.needs_lse)
+    key = (asked, q, mask, kind, leaving_variables())
+    found: Route | list[Refusal] | None = facts.memo.get(key)
+    if found is None:
+        found = facts.memo[key] = _try(facts, problem, q, mask, kind)
+    return found
 
 
 def _try(
@@ -152,7 +164,7 @@ def _unread(facts: Facts) -> Refusal:
 
 def _is_fp8_pair(facts: Facts, problem: DecodeProblem, q: int, mask: Mask) -> bool:
     return (
-        facts.has_non_causal_kernels()
+        facts.has_non_causal_kernels
         and mask is Mask.NON_CAUSAL
         and q == 2
         and problem.kv_dtype == "fp8"
