@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 import nox
@@ -96,6 +97,13 @@ def _install_once(
     stamp.write_text(digest, encoding="utf-8")
 
 
+def _script(python: str, name: str) -> str:
+    """The path of a console script of the shared environment, or of nox's own."""
+    own = python == sys.executable
+    folder = Path(sysconfig.get_path("scripts") if own else python)
+    return str(folder / name if own else folder.with_name(name))
+
+
 def _group(name: str) -> list[str]:
     pyproject = nox.project.load_toml(ROOT / "pyproject.toml")
     return list(nox.project.dependency_groups(pyproject, name))
@@ -171,7 +179,7 @@ def xcompile(session: nox.Session) -> None:
 def demo(session: nox.Session) -> None:
     """Generate text by speculative decoding through the contract."""
     python = shared(session)
-    session.run(str(Path(python).with_name("mla-decode")), "demo", *session.posargs)
+    session.run(_script(python, "mla-decode"), "demo", *session.posargs)
 
 
 @nox.session(reuse_venv=True, tags=["cpu"])
@@ -230,7 +238,7 @@ def bench(session: nox.Session) -> None:
     Arguments name another script of benchmarks/ and its options.
     """
     python = shared(session, "bench")
-    script, *options = session.posargs or ["reference_vs_sdpa.py"]
+    script, *options = session.posargs or ["reference_cpu.py"]
     session.run(python, str(ROOT / "benchmarks" / script), *options)
 
 
@@ -336,7 +344,7 @@ class ContractRun:
         """Run the kit; its report goes to .nox/reports."""
         env = {"MLA_DECODE_SIMULATE": self.simulate} if self.simulate else {}
         session.run(
-            *(python, "-m", "mla_decode_contract", "run", self.backend),
+            *(_script(python, "mla-decode-contract"), "run", self.backend),
             *(*self.options, "--report", str(REPORTS / self.label), *options),
             env=env,
         )
