@@ -1,4 +1,4 @@
-"""The reference's forward: a walk a request, rows of pads and empty rows written EMPTY."""
+"""The reference's forward: a walk a request; pads and empty rows are written EMPTY."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from mla_decode.reference.kernel import walk_request
+from mla_decode.reference.kernel import PIECES_AT_ONCE, fused_dtype, walk_request
+from mla_decode.reference.pieces import Pieces
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,37 +20,45 @@ def reference_forward(call: CheckedCall) -> None:
     """Fill the outputs of a checked call, every row."""
     metadata = cast("ReferenceMetadata", call.metadata)
     starts = metadata.starts_host
+    fused = fused_dtype(call.q, call.kv_cache, call.out)
+    pieces = Pieces(call.kv_cache, 1 if fused is None else PIECES_AT_ONCE)
     page_size = call.kv_cache.shape[1]
+    scale = _scale(call)
     for request, seq_len in enumerate(metadata.seq_lens_host):
         rows = slice(starts[request], starts[request + 1])
         query_len = rows.stop - rows.start
         if seq_len == 0 or query_len == 0:
             _write_empty(call, rows)
             continue
-        query = _scaled_query(call, rows)
-        pages = metadata.block_table[request, : -(-seq_len // page_size)].long()
-        visible = None
-        if metadata.causal and query_len > 1:
-            tokens = torch.arange(query_len, device=query.device)
-            visible = tokens + (seq_len - query_len + 1)
-        out, lse = walk_request(query, call.kv_cache, pages, seq_len, visible)
+        out, lse = walk_request(
+            call.q[rows],
+            pieces,
+            metadata.block_table[request, : -(-seq_len // page_size)],
+            seq_len,
+            scale=scale,
+            is_causal=metadata.causal and query_len > 1,
+            fused=fused,
+        )
         if call.kv_scale is not None:
-            out = out * call.kv_scale
-        call.out[rows] = out.to(call.out.dtype)
+            out *= call.kv_scale
+        call.out[rows] = out.view_as(call.out[rows])
         if call.lse is not None:
-            call.lse[rows] = lse.to(call.lse.dtype)
+            call.lse[rows] = lse.view_as(call.lse[rows])
     _write_empty(call, slice(starts[-1], metadata.num_decode_tokens))
 
 
-def _scaled_query(call: CheckedCall, rows: slice) -> Tensor:
-    query = call.q[rows].float() * call.softmax_scale
-    for scale in (call.q_scale, call.kv_scale):
-        if scale is not None:
-            query = query * scale
-    return query
+def _scale(call: CheckedCall) -> Tensor | float:
+    """What multiplies q.k: the softmax scale, times those of fp8 tensors."""
+    scale: Tensor | float = call.softmax_scale
+    for factor in (call.q_scale, call.kv_scale):
+        if factor is not None:
+            scale = factor * scale
+    return scale
 
 
 def _write_empty(call: CheckedCall, rows: slice) -> None:
+    if rows.start == rows.stop:
+        return
     call.out[rows] = 0
     if call.lse is not None:
         call.lse[rows] = -torch.inf
