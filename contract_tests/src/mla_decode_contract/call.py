@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FENCE = 640
 """Canary elements on either side of an output buffer."""
 CANARY = 0x5A
+LARGEST_NUMBER = 1e30
+"""Stands for infinity and NaN in measurements: JSON has neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -216,9 +218,9 @@ def _measure(ctx: CaseContext, quantity: str, error: Tensor, unit: Tensor) -> No
     worst = int(ratio.argmax())
     measurement = Measurement(
         quantity=quantity,
-        units=float(ratio[worst]),
+        units=min(float(ratio[worst]), LARGEST_NUMBER),
         budget=ctx.budget_units,
-        error=float(finite.flatten()[worst]),
+        error=min(float(finite.flatten()[worst]), LARGEST_NUMBER),
         unit=float(unit.flatten()[worst]),
     )
     ctx.measurements.append(measurement)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 180.0
 _POLL_S = 0.05
+_BURIAL_S = 10.0
+"""How long a worker that has hung up may take to end."""
 _TAIL_BYTES = 4000
 
 
@@ -93,7 +95,7 @@ class Child:
                     plain: dict[str, Any] = json.loads(self._channel.recv_bytes())
                     return plain
             except (EOFError, OSError):
-                self._process.wait()
+                return self._death()
             if self._process.poll() is not None and not self._has_answer():
                 return self._death()
         self._kill()
@@ -110,7 +112,15 @@ class Child:
             return False
 
     def _death(self) -> Death:
-        status = self._process.wait()
+        try:
+            status = self._process.wait(timeout=_BURIAL_S)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            return Death(
+                message="hung up without ending, killed",
+                signal="TIMEOUT",
+                tail=self._tail(),
+            )
         if status < 0:
             name = signal.Signals(-status).name
             return Death(

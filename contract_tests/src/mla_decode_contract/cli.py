@@ -68,7 +68,9 @@ def list_cases(
 
 @app.command()
 def run(
-    backend: Annotated[str, typer.Argument(help="Entry-point name or module:attribute.")],
+    backend: Annotated[
+        str, typer.Argument(help="Entry-point name or module:attribute.")
+    ],
     pytest_args: Annotated[
         Optional[list[str]],  # noqa: UP045 - typer reads it on Python 3.10
         typer.Argument(metavar="[-- PYTEST ARGS]", help="Passed on to pytest."),
@@ -81,7 +83,9 @@ def run(
         Optional[str],  # noqa: UP045 - typer reads it on Python 3.10
         typer.Option(help="Simulate or interpret this architecture on the CPU."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="The quick cases only.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The quick cases only.")
+    ] = False,
     case: Annotated[
         Optional[str],  # noqa: UP045 - typer reads it on Python 3.10
         typer.Option(help="One case only, by its id."),
@@ -125,7 +129,9 @@ def run(
         "--mla-timeout-s": timeout_s,
         "--mla-mutant": mutant,
     }
-    arguments = [f"{name}={value}" for name, value in options.items() if value is not None]
+    arguments = [
+        f"{name}={value}" for name, value in options.items() if value is not None
+    ]
     if quick:
         arguments.append("--mla-quick")
     package = Path(str(files("mla_decode_contract")))

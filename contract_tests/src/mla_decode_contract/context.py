@@ -111,17 +111,20 @@ class CaseContext:
         """
         declared = False
         for problem in self._candidates(must):
-            reasons = self.refusals(problem)
-            if not reasons:
+            if self.backend.capability.refusals(problem, self.device):
+                continue
+            if not self.refusals(problem):
                 self.problems.append(problem.as_dict())
                 return problem
-            declared |= not self.backend.capability.refusals(problem, self.device)
+            declared = True
         if declared and must and set(must) <= _FEATURES:
             raise RefusalViolation(
                 f"the capability row declares {_words(must)}, yet `refusals` refuses "
                 "every head count, page size and dtype of the row with it"
             )
-        base = next((p for p in self._candidates({}) if not self.refusals(p)), None)
+        rows = self.backend.capability
+        inside = (p for p in self._candidates({}) if not rows.refusals(p, self.device))
+        base = next((p for p in inside if not self.refusals(p)), None)
         if base is None:
             first = next(self._candidates({}))
             raise RefusalViolation(

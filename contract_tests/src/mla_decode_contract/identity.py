@@ -86,7 +86,9 @@ def _commit(distribution: Distribution) -> str | None:
     git = shutil.which("git")
     if git is None or not origin.get("dir_info", {}).get("editable"):
         return None
-    return _output([git, "-C", unquote(urlparse(origin["url"]).path), "rev-parse", "HEAD"])
+    return _output(
+        [git, "-C", unquote(urlparse(origin["url"]).path), "rev-parse", "HEAD"]
+    )
 
 
 def _driver() -> str | None:

@@ -69,16 +69,21 @@ def read_exceptions(path: Path) -> Exceptions:
     if unknown:
         raise UsageProblem(f"{path}: unknown tables {', '.join(unknown)}")
     known = [
-        KnownFailure(**_texts(path, "known_failure", entry, ("case", "reason", "issue")))
+        KnownFailure(
+            **_texts(path, "known_failure", entry, ("case", "reason", "issue"))
+        )
         for entry in _entries(path, data, "known_failure")
     ]
     tolerances = [
-        ToleranceOverride(units=_units(path, entry), **_texts(
-            path,
-            "tolerance",
-            {key: value for key, value in entry.items() if key != "units"},
-            ("case", "reason"),
-        ))
+        ToleranceOverride(
+            units=_units(path, entry),
+            **_texts(
+                path,
+                "tolerance",
+                {key: value for key, value in entry.items() if key != "units"},
+                ("case", "reason"),
+            ),
+        )
         for entry in _entries(path, data, "tolerance")
     ]
     for kind in (known, tolerances):

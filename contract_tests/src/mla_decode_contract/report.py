@@ -25,8 +25,10 @@ SCHEMA_VERSION = "1.0"
 @cache
 def schema() -> dict[str, Any]:
     """The JSON schema of a report, as the wheel carries it."""
-    text = files("mla_decode_contract").joinpath("schema/report.schema.json").read_text(
-        encoding="utf-8"
+    text = (
+        files("mla_decode_contract")
+        .joinpath("schema/report.schema.json")
+        .read_text(encoding="utf-8")
     )
     loaded: dict[str, Any] = json.loads(text)
     return loaded
@@ -95,4 +97,6 @@ def write_reports(run: Run, directory: Path) -> dict[str, Any]:
 
 
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, tz=timezone.utc).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(seconds, tz=timezone.utc).isoformat(
+        timespec="seconds"
+    )

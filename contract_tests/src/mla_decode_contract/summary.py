@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mla_decode_contract.catalogue import BY_ID
 from mla_decode_contract.outcome import Outcome
+from mla_decode_contract.verdict import EXIT_INCOMPLETE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +52,7 @@ def plain_lines(run: Run) -> Iterator[str]:
         for word, count in verdict.counts.items()
         if count
     )
-    if verdict.not_run and verdict.exit_code:
+    if verdict.exit_code == EXIT_INCOMPLETE:
         named = ", ".join(verdict.not_run[:_MOST_NAMED])
         more = len(verdict.not_run) - _MOST_NAMED
         yield f"not run: {named}{f' and {more} more' if more > 0 else ''}"
