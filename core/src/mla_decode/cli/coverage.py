@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mla_decode.cli.explain import LoweringPolicy
 from mla_decode.device import DeviceInfo, detect_device
 from mla_decode.discovery import discover
 from mla_decode.errors import ContractError
+from mla_decode.lowering.policy import LoweringPolicy
 from mla_decode.mask import Mask
 from mla_decode.problem import DecodeProblem
 from mla_decode.selection import AUTO_ORDER, survey

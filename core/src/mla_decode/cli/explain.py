@@ -14,6 +14,7 @@ from rich.tree import Tree
 
 from mla_decode.device import DeviceInfo, detect_device
 from mla_decode.errors import ContractError
+from mla_decode.lowering.policy import LoweringPolicy
 from mla_decode.mask import Mask
 from mla_decode.problem import Dcp, DecodeProblem
 from mla_decode.refusal import Refusal, RefusalCode
@@ -29,13 +30,6 @@ class QueryDtype(str, enum.Enum):
     BF16 = "bf16"
     FP16 = "fp16"
     FP8 = "fp8"
-
-
-class LoweringPolicy(str, enum.Enum):
-    """Whether exact rewrites are allowed."""
-
-    REFUSE = "refuse"
-    EXACT = "exact"
 
 
 def explain(

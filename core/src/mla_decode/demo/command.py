@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import Annotated
 
 import typer
 
-
-class LoweringPolicy(str, enum.Enum):
-    """Whether exact rewrites are allowed."""
-
-    REFUSE = "refuse"
-    EXACT = "exact"
+from mla_decode.lowering.policy import LoweringPolicy
 
 
 def demo(
