@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from mla_decode.dtypes import torch_dtype
 from mla_decode.problem import LATENT_WIDTH
-
 from mla_decode_contract.outcome import Measurement
 from mla_decode_contract.rounding import lse_units, out_units, rounded_decode
 from mla_decode_contract.scene import poison
 from mla_decode_contract.violations import ValueViolation, require
 
 if TYPE_CHECKING:
-    from mla_decode.builder import MLADecodeMetadataBuilder
-    from mla_decode.metadata import DecodeMetadata
     from torch import Tensor
 
+    from mla_decode.builder import MLADecodeMetadataBuilder
+    from mla_decode.metadata import DecodeMetadata
     from mla_decode_contract.context import CaseContext
     from mla_decode_contract.scene import Scene
 

@@ -43,7 +43,7 @@ class Child:
     """
 
     def __init__(self, target: Target) -> None:
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
         ours, theirs = Pipe()
         self._channel: Connection[Any, Any] = ours
         environment = {"OMP_NUM_THREADS": "1", **os.environ}

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from mla_decode.device import DeviceInfo
+
 from mla_decode.mask import Mask
 from mla_decode.problem import ROW_WIDTH, DecodeProblem
-
 from mla_decode_contract.hook import NamesKernels
 from mla_decode_contract.violations import DeclaredUnsupported, RefusalViolation
 
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from mla_decode.backend import Backend
     from mla_decode.builder import MLADecodeMetadataBuilder
     from mla_decode.capability import CapabilityRow, IntSet
+    from mla_decode.device import DeviceInfo
     from mla_decode.refusal import Refusal
-
     from mla_decode_contract.outcome import Measurement
 
 DEFAULT_BUDGET_UNITS = 4.0

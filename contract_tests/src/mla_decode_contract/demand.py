@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from mla_decode.errors import BackendRefused, ContractError, OutdatedLibraryError
 from mla_decode.problem import ROW_WIDTH
 from mla_decode.selection import select
-
 from mla_decode_contract.call import check, decode
 from mla_decode_contract.scene import draw_scene
 from mla_decode_contract.target import as_candidates
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from mla_decode.problem import DecodeProblem
-
     from mla_decode_contract.context import CaseContext
 
 LARGEST_CALL_BYTES = 256 << 20

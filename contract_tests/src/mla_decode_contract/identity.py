@@ -12,7 +12,6 @@ from urllib.parse import unquote, urlparse
 
 from mla_decode.discovery import ENTRY_POINT_GROUP
 from mla_decode.version import CONTRACT_VERSION
-
 from mla_decode_contract.hook import NamesLibraries
 
 if TYPE_CHECKING:

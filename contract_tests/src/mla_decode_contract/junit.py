@@ -45,7 +45,8 @@ def junit_xml(report: dict[str, Any]) -> bytes:
         _add_case(suite, case)
     root = ET.Element("testsuites")
     root.append(suite)
-    return ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    text: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    return text
 
 
 def _properties(report: dict[str, Any]) -> dict[str, str]:

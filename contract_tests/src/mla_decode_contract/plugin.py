@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mla_decode_contract.session import Run
 
 SUITE = Path(__file__).with_name("suite.py")
-RUN_KEY = pytest.StashKey["Run"]()
+RUN_KEY: pytest.StashKey[Run] = pytest.StashKey()
 """Where a session keeps its run."""
 _NAME = "mla_decode_contract_session"
 

@@ -8,6 +8,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import Self
+
 from mla_decode_contract.catalogue import BY_ID
 from mla_decode_contract.child import Child, Death
 from mla_decode_contract.outcome import CaseResult, Failure, FailureKind, Outcome
@@ -91,7 +93,7 @@ class Pool:
         for thread in self._threads:
             thread.join()
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped] # it ships no types
 
 from mla_decode_contract.catalogue import BY_ID
 from mla_decode_contract.junit import junit_xml

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+
 from mla_decode.dtypes import torch_dtype
 from mla_decode.problem import LATENT_WIDTH
 

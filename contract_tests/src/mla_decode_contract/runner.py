@@ -17,7 +17,6 @@ from mla_decode_contract.violations import ContractViolation, DeclaredUnsupporte
 
 if TYPE_CHECKING:
     from mla_decode.backend import Backend
-
     from mla_decode_contract.target import Target
 
 _SKIPS = (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from mla_decode.dtypes import torch_dtype
 from mla_decode.metadata import CommonAttentionMetadata
 from mla_decode.problem import ROW_WIDTH
@@ -14,9 +15,9 @@ from mla_decode.reference.oracle import decode_oracle
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mla_decode.problem import DecodeProblem
     from torch import Tensor
 
+    from mla_decode.problem import DecodeProblem
     from mla_decode_contract.context import CaseContext
 
 SOFTMAX_SCALE = 192**-0.5

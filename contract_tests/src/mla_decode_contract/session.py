@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mla_decode.backend import Backend
-
     from mla_decode_contract.catalogue import Case
 
 

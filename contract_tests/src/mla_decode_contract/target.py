@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from mla_decode.device import DeviceInfo, detect_device
 from mla_decode.discovery import Candidate, discover
 from mla_decode.errors import ArgumentError
-
 from mla_decode_contract.hook import PreparesAssumed
 
 if TYPE_CHECKING:
@@ -114,20 +113,21 @@ def resolve_device(
             f"(--assume-arch {arch} runs the adapter's simulator)"
         )
     rows = backend.capability.archs
-    if arch is None and assume_arch is None and device.arch == "cpu":
-        if "cpu" not in rows and rows and isinstance(backend, PreparesAssumed):
-            device = DeviceInfo.assume(rows[0])
+    is_free = arch is None and assume_arch is None
+    can_assume = bool(rows) and isinstance(backend, PreparesAssumed)
+    if is_free and device.arch == "cpu" and "cpu" not in rows and can_assume:
+        device = DeviceInfo.assume(rows[0])
     if device.arch not in rows:
         raise UsageProblem(
             f"{backend.name} declares nothing for {device.arch}; "
             f"it declares {', '.join(rows) or 'no architecture'}"
         )
-    if device.assumed and not isinstance(backend, PreparesAssumed):
-        if backend.name != "reference":
-            raise UsageProblem(
-                f"{backend.name} has no simulator or interpreter "
-                f"(prepare_assumed): run it on {device.arch} hardware"
-            )
+    can_run = isinstance(backend, PreparesAssumed) or backend.name == "reference"
+    if device.assumed and not can_run:
+        raise UsageProblem(
+            f"{backend.name} has no simulator or interpreter (prepare_assumed): "
+            f"run it on {device.arch} hardware"
+        )
     return device
 
 

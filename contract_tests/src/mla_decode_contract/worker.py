@@ -29,8 +29,8 @@ def main(fd: int) -> None:
     try:
         backend, evidence = _prepare(target)
     except Exception as error:  # noqa: BLE001 - the host reports it as the run's failure
-        message = f"{type(error).__name__}: {error}"
-        _send(channel, {"error": message, "detail": traceback.format_exc()})
+        what = f"{type(error).__name__}: {error}"
+        _send(channel, {"error": what, "detail": traceback.format_exc()})
         return
     from mla_decode_contract.identity import machine  # noqa: PLC0415 - needs torch
     from mla_decode_contract.runner import run_case  # noqa: PLC0415 - needs torch

@@ -12,7 +12,6 @@ from mla_decode.discovery import ENTRY_POINT_GROUP
 from mla_decode.errors import OutdatedLibraryError
 from mla_decode.mask import Mask
 from mla_decode.version import CONTRACT_VERSION, is_compatible
-
 from mla_decode_contract.cases.common import CAUSAL, NON_CAUSAL, longer_block
 from mla_decode_contract.registry import implements
 from mla_decode_contract.violations import ValueViolation, require

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+
 from mla_decode.batch import QueryLenSupport
 from mla_decode.errors import BackendRefused, BatchError
 from mla_decode.mask import Mask
-
 from mla_decode_contract.cases.common import block_problem, longer_block, serve
 from mla_decode_contract.demand import demand_error, require_code
 from mla_decode_contract.registry import implements

@@ -6,7 +6,6 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from mla_decode.builder import MLADecodeMetadataBuilder
-
 from mla_decode_contract.call import check, decode
 from mla_decode_contract.cases.common import CAUSAL, NON_CAUSAL, longer_block
 from mla_decode_contract.registry import implements
@@ -33,7 +32,7 @@ FROZEN = (
 def signature_is_frozen(ctx: CaseContext) -> None:
     """Core's and the adapter's against the kit's snapshot."""
     for cls in (MLADecodeMetadataBuilder, ctx.backend.builder_cls):
-        found = tuple(inspect.signature(cls._build_decode).parameters)  # noqa: SLF001 - the contract froze this name
+        found = tuple(inspect.signature(cls._build_decode).parameters)
         require(
             found == FROZEN,
             f"{cls.__name__}._build_decode takes {found}; the contract froze {FROZEN}",

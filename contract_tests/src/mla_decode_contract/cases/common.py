@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mla_decode.mask import Mask
-
 from mla_decode_contract.call import Result, check, decode
 from mla_decode_contract.scene import Scene, draw_scene
 
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mla_decode.problem import DecodeProblem
-
     from mla_decode_contract.context import CaseContext
 
 CAUSAL, NON_CAUSAL = (Mask.CAUSAL,), (Mask.NON_CAUSAL,)

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+
 from mla_decode.mask import Mask
 from mla_decode.problem import Dcp
-
 from mla_decode_contract.call import Result, check, decode
 from mla_decode_contract.cases.common import longer_block
 from mla_decode_contract.demand import demand_refusal

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from mla_decode.errors import StaleMetadataError
 
+from mla_decode.errors import StaleMetadataError
 from mla_decode_contract.call import check, decode, forward
 from mla_decode_contract.cases.common import serve
 from mla_decode_contract.demand import demand_error
@@ -53,5 +54,5 @@ def other_query(ctx: CaseContext) -> None:
         demand_error(
             (StaleMetadataError, ValueError),
             f"{name} in float64",
-            lambda s=wrong: forward(s, metadata),
+            partial(forward, wrong, metadata),
         )

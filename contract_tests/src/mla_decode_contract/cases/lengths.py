@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mla_decode.errors import BatchError
-
 from mla_decode_contract.cases.common import block_problem, longer_block, serve
 from mla_decode_contract.demand import demand_error
 from mla_decode_contract.registry import implements
@@ -30,7 +29,7 @@ def page_multiples(ctx: CaseContext) -> None:
     problem = ctx.problem()
     if problem.page_size > MOST_KEYS // 2:
         lens = [problem.page_size - 1, problem.page_size, problem.page_size + 1]
-        problem = replace(problem, max_model_len=max(512, max(lens)))
+        problem = replace(problem, max_model_len=max(512, *lens))
     else:
         size = problem.page_size
         lens = [max(1, size - 1), size, size + 1, 2 * size - 1, 2 * size, 2 * size + 1]

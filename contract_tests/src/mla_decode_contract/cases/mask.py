@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from mla_decode.errors import MaskError
 
+from mla_decode.errors import MaskError
 from mla_decode_contract.call import check, decode, forward, units_apart
 from mla_decode_contract.cases.common import (
     CAUSAL,
@@ -154,6 +155,6 @@ def flag_refused(ctx: CaseContext) -> None:
     )
     for flag in flags:
         common = scene.with_common(causal=flag)
-        demand_error(MaskError, f"causal={flag!r}", lambda c=common: builder.build(c))
+        demand_error(MaskError, f"causal={flag!r}", partial(builder.build, common))
     result = forward(scene, builder.build(scene.common))
     check(scene, result, label="afterwards ")

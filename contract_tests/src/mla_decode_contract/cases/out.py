@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from mla_decode.dtypes import torch_dtype
 
+from mla_decode.dtypes import torch_dtype
 from mla_decode_contract.call import check, decode, forward, output_buffers
 from mla_decode_contract.cases.common import longer_block, serve
 from mla_decode_contract.demand import demand_error
-from mla_decode_contract.registry import implements
 from mla_decode_contract.reachable import poison_floats
+from mla_decode_contract.registry import implements
 from mla_decode_contract.scene import draw_scene
 from mla_decode_contract.violations import require
 
 if TYPE_CHECKING:
     from mla_decode.problem import DecodeProblem
-
     from mla_decode_contract.context import CaseContext
 
 
@@ -109,7 +109,7 @@ def bad_buffers(ctx: CaseContext) -> None:
         demand_error(
             (ValueError, RuntimeError),
             f"out with {what}",
-            lambda t=tensor: forward(scene, metadata, out=t),
+            partial(forward, scene, metadata, out=tensor),
         )
         require(bool((tensor == 0).all()), f"out with {what} was written to")
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from mla_decode.problem import LATENT_WIDTH
 
+from mla_decode.problem import LATENT_WIDTH
 from mla_decode_contract.call import check, decode
 from mla_decode_contract.cases.common import serve
 from mla_decode_contract.registry import implements

@@ -11,7 +11,6 @@ from mla_decode.errors import BackendRefused
 from mla_decode.mask import Mask
 from mla_decode.problem import KV_DTYPES, Q_DTYPES, Dcp
 from mla_decode.selection import select
-
 from mla_decode_contract.cases.common import serve
 from mla_decode_contract.context import least, most
 from mla_decode_contract.demand import demand_error, demand_refusal, require_code
@@ -21,7 +20,6 @@ from mla_decode_contract.violations import RefusalViolation, require
 
 if TYPE_CHECKING:
     from mla_decode.problem import DecodeProblem
-
     from mla_decode_contract.context import CaseContext
 
 LARGEST_PAGE = 512
@@ -84,7 +82,7 @@ def non_causal_query_len(ctx: CaseContext) -> None:
 
 
 def _query_len_limits(ctx: CaseContext, mask: Mask) -> None:
-    allowed = ctx.row.query_lens.get(mask, ())
+    allowed = ctx.row.query_lens.get(mask, range(0))
     if not len(allowed):
         ctx.problem(query_lens=(2,), masks=(mask,))
         return

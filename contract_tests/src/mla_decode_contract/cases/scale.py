@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from mla_decode.dtypes import torch_dtype
 
+from mla_decode.dtypes import torch_dtype
 from mla_decode_contract.call import check, decode, forward
 from mla_decode_contract.cases.common import serve
 from mla_decode_contract.demand import demand_error
@@ -18,7 +19,6 @@ from mla_decode_contract.violations import RefusalViolation, require
 
 if TYPE_CHECKING:
     from mla_decode.problem import DecodeProblem
-
     from mla_decode_contract.context import CaseContext
 
 
@@ -55,7 +55,7 @@ def invalid_refused(ctx: CaseContext) -> None:
         demand_error(
             (ValueError, TypeError),
             f"softmax_scale={value!r}",
-            lambda v=value: forward(scene, metadata, softmax_scale=v),
+            partial(forward, scene, metadata, softmax_scale=value),
         )
 
 
@@ -87,7 +87,7 @@ def fp8_is_required(ctx: CaseContext) -> None:
             demand_error(
                 ValueError,
                 f"{name}={value!r}",
-                lambda n=name, v=value: forward(scene, metadata, **{n: v}),
+                partial(forward, scene, metadata, **{name: value}),
             )
 
 

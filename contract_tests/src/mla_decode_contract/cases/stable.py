@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+
 from mla_decode.builder import GraphSupport
 from mla_decode.errors import BackendRefused
-
 from mla_decode_contract.call import Result, check, decode, forward, output_buffers
 from mla_decode_contract.demand import demand_error, require_code
 from mla_decode_contract.reachable import tensors
@@ -106,7 +106,7 @@ def replay(ctx: CaseContext) -> None:
     out, lse = output_buffers(scene)
     buffers = {"out": out.tensor, **({"lse": lse.tensor} if lse is not None else {})}
     metadata = builder.build_for_capture(scene.common)
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch declares none
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):

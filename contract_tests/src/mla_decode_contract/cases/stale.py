@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+
 from mla_decode.errors import StaleMetadataError
 from mla_decode.metadata import DecodeMetadata
 from mla_decode.problem import ROW_WIDTH
 from mla_decode.reference import ReferenceBackend
-
 from mla_decode_contract.call import check, decode, forward
 from mla_decode_contract.demand import demand_error
 from mla_decode_contract.registry import implements
@@ -73,7 +74,7 @@ def query_shape(ctx: CaseContext) -> None:
         demand_error(
             StaleMetadataError,
             f"a query of {rows} rows and {count} heads",
-            lambda s=wrong: forward(s, metadata),
+            partial(forward, wrong, metadata),
         )
 
 
@@ -93,7 +94,7 @@ def cache_geometry(ctx: CaseContext) -> None:
     }
     for what, cache in caches.items():
         wrong = replace(scene, kv_cache=cache)
-        demand_error(StaleMetadataError, what, lambda s=wrong: forward(s, metadata))
+        demand_error(StaleMetadataError, what, partial(forward, wrong, metadata))
 
 
 @implements("stale.foreign_metadata")

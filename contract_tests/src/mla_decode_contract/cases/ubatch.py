@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+
 from mla_decode.errors import BatchError
 from mla_decode.slicing import split_ubatches
-
 from mla_decode_contract.call import Result, check, decode, forward
 from mla_decode_contract.cases.common import (
     CAUSAL,
@@ -136,11 +136,11 @@ def current_stream(ctx: CaseContext) -> None:
     builder = ctx.builder(scene.problem)
     keep_q = scene.q.clone()
     check(scene, decode(scene, builder), label="warm ")
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch declares none
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         scene.q.fill_(0)
-        torch.cuda._sleep(50_000_000)  # noqa: SLF001 - torch's own way to occupy a stream
+        torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call] # noqa: SLF001 - torch's own way to occupy a stream
         scene.q.copy_(keep_q)
         result = decode(scene, builder)
         check(scene, result)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from mla_decode.errors import BatchError, ContractError
 
+from mla_decode.errors import BatchError, ContractError
 from mla_decode_contract.call import check, decode, forward, output_buffers
 from mla_decode_contract.demand import demand_error
 from mla_decode_contract.registry import implements
@@ -37,7 +38,7 @@ def before_writing(ctx: CaseContext) -> None:
         demand_error(
             (ValueError, RuntimeError),
             f"a wrong {', '.join(changes)}",
-            lambda c=changes: forward(scene, metadata, **{**buffers, **c}),
+            partial(forward, scene, metadata, **{**buffers, **changes}),
         )
         require(
             bool(out.tensor.isnan().all()),
@@ -87,7 +88,7 @@ def batch_forms(ctx: CaseContext) -> None:
     }
     for what, changes in wrong.items():
         batch = scene.with_common(**changes)
-        demand_error(BatchError, what, lambda b=batch: builder.build(b))
+        demand_error(BatchError, what, partial(builder.build, batch))
 
 
 @implements("validate.device_finds_bad_slot")
@@ -118,9 +119,7 @@ def device_finds_bad_length(ctx: CaseContext) -> None:
         lens = scene.common.seq_lens.clone()
         lens[1] = length
         bad = scene.with_common(seq_lens=lens)
-        demand_error(
-            BatchError, f"a seq_len of {length}", lambda b=bad: builder.build(b)
-        )
+        demand_error(BatchError, f"a seq_len of {length}", partial(builder.build, bad))
 
 
 @implements("validate.recovers")

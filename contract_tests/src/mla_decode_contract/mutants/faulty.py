@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from mla_decode.problem import LATENT_WIDTH, ROW_WIDTH
 
 if TYPE_CHECKING:
-    from mla_decode.metadata import DecodeMetadata
+    from collections.abc import Callable
+
     from torch import Tensor
+
+    from mla_decode.metadata import DecodeMetadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,7 @@ class Fault:
 
     visible: Callable[[Block], Tensor] = Block.true_visible
     """Keys that each token sees; more than seq_len reads on into the page."""
-    pages: Callable[[Tensor], Tensor] = staticmethod(lambda used: used)
+    pages: Callable[[Tensor], Tensor] = torch.Tensor.clone
     """From the used table slots to the pages that are read."""
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mla_decode_contract.catalogue import CASES
 
 if TYPE_CHECKING:
-    from mla_decode.backend import Backend
+    from collections.abc import Callable
 
+    from mla_decode.backend import Backend
     from mla_decode_contract.catalogue import Case
     from mla_decode_contract.clauses import Clause
 

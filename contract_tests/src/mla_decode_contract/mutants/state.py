@@ -63,7 +63,7 @@ def ubatch_state_on_class(backend: Backend) -> Backend:
         num_decode_tokens: Any,
         dcp_tot_seq_lens_device: Any,
     ) -> Any:
-        last["causal"] = self._decode_causal  # noqa: SLF001 - state that the contract names
+        last["causal"] = self._decode_causal
         last["lens"] = seq_lens_device.tolist()
         return base._build_decode(  # noqa: SLF001 - the contract froze this name
             self,

@@ -12,8 +12,9 @@ from mla_decode_contract.mutants.faulty import Block, Fault, faulty_decode, over
 from mla_decode_contract.mutants.mutant import derive
 
 if TYPE_CHECKING:
-    from mla_decode.backend import Backend
     from torch import Tensor
+
+    from mla_decode.backend import Backend
 
 
 def with_fault(fault: Fault, backend: Backend) -> Backend:
