@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -219,13 +220,17 @@ def import_library(name: str) -> ModuleType:
 
 def _provider(module: Any) -> tuple[str, str]:
     """The distribution that ships the module, and its version."""
-    owners: Sequence[str] = metadata.packages_distributions().get(
-        module.__name__.partition(".")[0], ()
-    )
+    owners = _owners().get(module.__name__.partition(".")[0], ())
     for name in (*DISTRIBUTIONS, *owners):
         if name in owners:
             return name, metadata.version(name)
     return "unknown", str(getattr(module, "__version__", "unknown"))
+
+
+@cache
+def _owners() -> Mapping[str, Sequence[str]]:
+    """Which distributions ship a package; every installed file is walked, so once."""
+    return metadata.packages_distributions()
 
 
 def _unknown(module: Any, found: str) -> Refusal:
