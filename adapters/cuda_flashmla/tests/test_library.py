@@ -274,3 +274,25 @@ def test_importing_the_backend_imports_no_library_and_no_simulator():
         "assert not loaded, loaded\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_of_two_distributions_that_claim_the_name_the_loaded_one_is_reported(
+    monkeypatch, tmp_path
+):
+    for name in ("first_copy", "second_copy"):
+        site = tmp_path / name
+        package = site / "flash_mla_claimed"
+        package.mkdir(parents=True)
+        source = "from mla_decode_cuda_flashmla.simulator.tile_metadata_api import *\n"
+        (package / "__init__.py").write_text(source)
+        info = site / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n")
+        (info / "top_level.txt").write_text("flash_mla_claimed\n")
+        monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(library, "MODULES", ("flash_mla_claimed",))
+    library.installed_library.cache_clear()
+    try:
+        assert library.installed_library().distribution == "second_copy"
+    finally:
+        library.installed_library.cache_clear()

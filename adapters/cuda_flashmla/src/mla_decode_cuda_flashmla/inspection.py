@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mla_decode.refusal import Refusal, RefusalCode
@@ -23,7 +23,7 @@ from mla_decode_cuda_flashmla.forms import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from types import ModuleType
 
 VLLM_OPS = "vllm.v1.attention.ops.flashmla"
@@ -219,18 +219,17 @@ def import_library(name: str) -> ModuleType:
 
 
 def _provider(module: Any) -> tuple[str, str]:
-    """The distribution that ships the module, and its version."""
-    owners = _owners().get(module.__name__.partition(".")[0], ())
-    for name in (*DISTRIBUTIONS, *owners):
-        if name in owners:
-            return name, metadata.version(name)
+    """The distribution that ships the module, and its version.
+
+    Two may claim the name: the one that lies where the module was loaded from does.
+    """
+    where = Path(getattr(module, "__file__", None) or "").resolve()
+    top = module.__name__.partition(".")[0]
+    for name in metadata.packages_distributions().get(top, ()):
+        distribution = metadata.distribution(name)
+        if Path(str(distribution.locate_file(""))).resolve() in where.parents:
+            return name, distribution.version
     return "unknown", str(getattr(module, "__version__", "unknown"))
-
-
-@cache
-def _owners() -> Mapping[str, Sequence[str]]:
-    """Which distributions ship a package; every installed file is walked, so once."""
-    return metadata.packages_distributions()
 
 
 def _unknown(module: Any, found: str) -> Refusal:
