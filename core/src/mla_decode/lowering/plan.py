@@ -73,14 +73,18 @@ class BlockPlan:
 
     @property
     def rank(self) -> tuple[int, ...]:
-        """What plans are compared by; native wins ties only."""
+        """What plans are compared by: KV walks, then workspace, rows and launches.
+
+        A native plan wins a tie of KV walks: a rewrite that reads the KV as often is
+        not worth its index copies.
+        """
         cost = self.cost
         return (
             cost.kv_walks,
+            0 if self.rewrite.is_native else 1,
             cost.workspace_bytes,
             cost.rows,
             cost.launches,
-            0 if self.rewrite.is_native else 1,
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def plan_block(
     row = backend.capability.row(device.arch)
     num_q_heads = frozenset[int]() if row is None else row.num_q_heads
     for rewrite in rewrites(problem, query_len, mask, num_q_heads):
-        if best is not None and best.cost.kv_walks < rewrite.num_virtual:
+        if best is not None and not _may_beat(best, rewrite):
             break
         if backend.refusals(rewrite.lowered, device):
             continue
@@ -79,6 +79,14 @@ def plan_block(
         if best is None or priced.rank < best.rank:
             best = priced
     return best
+
+
+def _may_beat(best: BlockPlan, rewrite: Rewrite) -> bool:
+    """Whether a rewrite, at one KV walk a virtual request, could still rank first."""
+    walks = best.cost.kv_walks
+    if best.rewrite.is_native:
+        return rewrite.num_virtual < walks
+    return rewrite.num_virtual <= walks
 
 
 def nearest_refusals(
