@@ -19,8 +19,8 @@ class Tile:
     """Depth of the software pipeline of the walk."""
     detached: bool = False
     """Scores and weights live in a region of their own, so that warp groups share out
-    the tokens of a tile. For 64 rows and 8 warps, where Triton would otherwise have
-    both warp groups compute all the scores; the weights then pass through shared memory.
+    the tokens of a tile. Triton would otherwise have each of them compute all the scores
+    of few rows; the weights then pass through shared memory.
     """
     residents: int = 1
     """Programs that one multiprocessor or compute unit holds at a time."""
@@ -53,6 +53,7 @@ class ArchTiles:
 _NARROW = Tile(rows=16, tokens=32, num_warps=4, stages=2, residents=2)
 _MIDDLE = Tile(rows=32, tokens=32, num_warps=8, stages=2)
 _WIDE = Tile(rows=64, tokens=64, num_warps=8, stages=2, detached=True)
+_MIDDLE_DETACHED = Tile(rows=32, tokens=32, num_warps=8, stages=2, detached=True)
 _AMD_NARROW = Tile(rows=16, tokens=32, num_warps=4, stages=2)
 _AMD_MIDDLE = Tile(rows=32, tokens=32, num_warps=4, stages=1)
 
@@ -72,7 +73,7 @@ def _blackwell(arch: str, *, num_units: int) -> ArchTiles:
     return ArchTiles(
         arch=arch,
         tiles=(_NARROW, _WIDE),
-        fp8_tiles=(_NARROW, _MIDDLE),
+        fp8_tiles=(_NARROW, _MIDDLE_DETACHED),
         shared_bytes=227 * 1024,
         warp_size=32,
         num_units=num_units,

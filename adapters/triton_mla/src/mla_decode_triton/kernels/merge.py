@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 # tl.max and tl.sum are compiled functions, which interpreted kernels cannot call.
-from triton.language.standard import (  # noqa: PLC2701 - what tl.max and tl.sum combine with
+from triton.language.standard import (
     _elementwise_max,
     _sum_combine,
 )
