@@ -1,0 +1,214 @@
+"""The runner cannot be talked into a pass."""
+
+import copy
+import sys
+import unittest
+from dataclasses import replace
+
+import pytest
+from mla_decode.capability import Capability, Feature, Support
+from mla_decode.errors import BackendRefused
+from mla_decode.mask import Mask
+from mla_decode.reference.builder import ReferenceMetadataBuilder
+from mla_decode.refusal import Refusal, RefusalCode
+
+from mla_decode_contract import registry
+from mla_decode_contract.mutants.mutant import derive, derive_builder
+from mla_decode_contract.outcome import FailureKind, Outcome
+from mla_decode_contract.runner import run_case
+
+
+def _narrow(backend, **changes):
+    """The reference with a narrower row for the CPU; its builder still serves all."""
+    row = replace(backend.capability.row("cpu"), **changes)
+    return derive(backend, capability=Capability(rows=(row,)))
+
+
+def _refusing_builder(backend, error):
+    class Refusing(ReferenceMetadataBuilder):
+        def __init__(self, problem, device=None, **kwargs):
+            super().__init__(problem, device, **kwargs)
+            reasons = backend.refusals(problem, self.device_info)
+            if reasons:
+                raise error(reasons)
+
+    return derive(backend, builder_cls=property(lambda _: Refusing))
+
+
+def _typed(reasons):
+    return BackendRefused("refused.", {"reference": reasons})
+
+
+CAUSAL_ONLY = {"query_lens": {Mask.CAUSAL: range(1, 65)}}
+
+
+def test_works_though_declared_unsupported_fails(reference, target):
+    narrow = _narrow(reference, **CAUSAL_ONLY)
+    result = run_case("mask.non_causal.sees_siblings", narrow, target)
+    assert result.outcome is Outcome.FAILED
+    assert result.failure.kind is FailureKind.REFUSAL
+    assert "works though declared unsupported" in result.failure.message
+
+
+def test_a_typed_refusal_of_what_is_undeclared_counts_apart(reference, target):
+    narrow = _refusing_builder(_narrow(reference, **CAUSAL_ONLY), _typed)
+    result = run_case("mask.non_causal.sees_siblings", narrow, target)
+    assert result.outcome is Outcome.REFUSED
+    assert {reason["code"] for reason in result.refusals} == {"mask"}
+
+
+@pytest.mark.parametrize(
+    "error", [AssertionError, KeyError, RuntimeError], ids=lambda error: error.__name__
+)
+def test_an_untyped_refusal_fails(reference, target, error):
+    narrow = _refusing_builder(_narrow(reference, **CAUSAL_ONLY), error)
+    result = run_case("mask.non_causal.sees_siblings", narrow, target)
+    assert result.failure.kind is FailureKind.REFUSAL
+    assert error.__name__ in result.failure.message
+
+
+def test_a_refusal_with_another_code_fails(reference, target):
+    def refusals(self, problem, device):
+        del self, device
+        wrong = any(mask is Mask.NON_CAUSAL for _, mask in problem.blocks())
+        reason = Refusal(
+            code=RefusalCode.ARCH, message="no", got="a", allowed="b", fix="c"
+        )
+        return [reason] if wrong else []
+
+    narrow = derive(_narrow(reference, **CAUSAL_ONLY), refusals=refusals)
+    result = run_case("mask.non_causal.sees_siblings", narrow, target)
+    assert result.failure.kind is FailureKind.REFUSAL
+    assert "gave codes [arch]" in result.failure.message
+
+
+def test_refused_though_declared_fails(reference, target):
+    right = type(reference).refusals
+
+    def refusals(self, problem, device):
+        reasons = right(self, problem, device)
+        if any(mask is Mask.NON_CAUSAL for _, mask in problem.blocks()):
+            reason = Refusal(
+                code=RefusalCode.MASK, message="no", got="a", allowed="b", fix="c"
+            )
+            reasons.append(reason)
+        return reasons
+
+    shy = derive(reference, refusals=refusals)
+    result = run_case("mask.non_causal.sees_siblings", shy, target)
+    assert result.failure.kind is FailureKind.REFUSAL
+    assert "the capability row declares" in result.failure.message
+
+
+def test_a_backend_that_accepts_nothing_fails_with_its_reasons(reference, target):
+    closed = _narrow(
+        reference, dtypes=frozenset({("fp8", "bf16")}), out_dtypes=frozenset({"fp16"})
+    )
+    refuse = derive(
+        closed,
+        refusals=lambda *_: [
+            Refusal(
+                code=RefusalCode.DEPENDENCY,
+                message="absent",
+                got="a",
+                allowed="b",
+                fix="c",
+            )
+        ],
+    )
+    result = run_case("lengths.one_key", refuse, target)
+    assert "no problem is accepted on cpu" in result.failure.message
+    assert "absent" in result.failure.message
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda _: pytest.skip("no"),
+        lambda _: pytest.xfail("no"),
+        lambda _: (_ for _ in ()).throw(unittest.SkipTest("no")),
+    ],
+    ids=["skip", "xfail", "unittest"],
+)
+def test_a_skip_inside_a_case_fails(reference, target, monkeypatch, leave):
+    cases = {**registry.implementations(), "lengths.one_key": leave}
+    monkeypatch.setattr("mla_decode_contract.runner.implementations", lambda: cases)
+    result = run_case("lengths.one_key", reference, target)
+    assert result.outcome is Outcome.FAILED
+    assert result.failure.kind is FailureKind.SKIP
+
+
+def test_an_exit_inside_a_case_is_contained(reference, target):
+    def forward(self, *args, softmax_scale, **kwargs):
+        sys.exit(1)
+
+    leaver = derive(reference, forward=forward)
+    result = run_case("lengths.one_key", leaver, target)
+    assert result.failure.kind is FailureKind.CONTAINMENT
+    assert "exit(1)" in result.failure.message
+
+
+def test_an_unforeseen_exception_is_a_crash_and_no_assertion(reference, target):
+    def forward(self, *args, softmax_scale, **kwargs):
+        raise ZeroDivisionError("oh")
+
+    result = run_case("lengths.one_key", derive(reference, forward=forward), target)
+    assert result.failure.kind is FailureKind.CRASH
+    assert "ZeroDivisionError: oh" in result.failure.message
+
+
+def test_an_unwritten_buffer_fails(reference, target):
+    def forward(self, *args, **kwargs):
+        copies = {k: kwargs[k].clone() for k in ("out", "lse") if k in kwargs}
+        result = type(reference).forward(self, *args, **{**kwargs, **copies})
+        return result._replace(**{k: kwargs[k] for k in copies})
+
+    result = run_case("out.filled_in_place", derive(reference, forward=forward), target)
+    assert result.failure.kind is FailureKind.VALUE
+
+
+def test_a_write_past_the_buffer_fails(reference, target):
+    def forward(self, *args, **kwargs):
+        result = type(reference).forward(self, *args, **kwargs)
+        flat = result.out.new_empty(0).set_(
+            result.out.untyped_storage(),
+            result.out.storage_offset() + result.out.numel(),
+            (1,),
+        )
+        flat.fill_(0)
+        return result
+
+    result = run_case("out.canaries", derive(reference, forward=forward), target)
+    assert result.failure.kind is FailureKind.VALUE
+    assert "overwritten" in result.failure.message
+
+
+def test_a_changed_environment_fails(reference, target, monkeypatch):
+    monkeypatch.setenv("MLA_DECODE_TEST_STEPS", "0")
+
+    def forward(self, *args, **kwargs):
+        count = int(sys.modules["os"].environ["MLA_DECODE_TEST_STEPS"])
+        sys.modules["os"].environ["MLA_DECODE_TEST_STEPS"] = str(count + 1)
+        return type(reference).forward(self, *args, **kwargs)
+
+    result = run_case(
+        "ubatch.no_global_state", derive(reference, forward=forward), target
+    )
+    assert "os.environ" in result.failure.message
+
+
+def test_a_signature_with_an_eighth_parameter_fails(reference, target):
+    base = ReferenceMetadataBuilder
+    wide = derive_builder(base)
+    wide._build_decode = lambda self, *args, causal=True, **kwargs: None
+    backend = derive(reference, builder_cls=property(lambda _: wide))
+    result = run_case("builder.signature_is_frozen", backend, target)
+    assert result.failure.kind is FailureKind.VALUE
+
+
+def test_graphs_declared_but_never_captured_fail(reference, target):
+    features = {**reference.capability.row("cpu").features, Feature.GRAPHS: Support.YES}
+    backend = _narrow(reference, features=features)
+    result = run_case("stable.addresses", backend, target)
+    assert result.outcome is Outcome.FAILED
+    assert copy.copy(result).failure.kind is FailureKind.VALUE
