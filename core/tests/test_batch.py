@@ -91,6 +91,12 @@ def test_max_query_len_covers_every_block(make_step):
         check(step, max_query_len=2)
 
 
+def test_max_query_len_covers_blocks_that_add_up_to_a_uniform_batch(make_step):
+    step = make_step(seq_lens=(9, 9), query_lens=(3, 1))
+    with pytest.raises(BatchError, match="max_query_len is smaller"):
+        check(step, QueryLenSupport.VARLEN, max_query_len=2)
+
+
 @pytest.mark.parametrize("value", [0, -1, 3, None, True, np.int64(1)])
 def test_num_reqs_is_an_int_within_what_the_problem_was_sized_for(make_step, value):
     with pytest.raises(BatchError) as caught:
@@ -148,6 +154,9 @@ def test_a_block_length_that_the_problem_does_not_name_is_refused(make_step):
         check(replace(step, problem=problem))
     assert caught.value.codes == {"query_len", "mask"}
     assert caught.value.refusals[0].got == "[2]"
+    with pytest.raises(BackendRefused) as caught:
+        check(replace(step, problem=replace(step.problem, query_lens={1, 3})))
+    assert caught.value.codes == {"query_len"}
 
 
 def test_a_mask_that_the_problem_does_not_name_is_refused(make_step):

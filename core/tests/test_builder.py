@@ -219,6 +219,17 @@ def test_refuses_at_construction_what_the_class_does_not_declare(
     assert caught.value.codes == {code}
 
 
+def test_a_causal_block_under_dcp_never_meets_a_mask_on_local_indices(
+    make_step, plain_builder, cpu
+):
+    problem = make_step(query_len=4, dcp=Dcp(world=2)).problem
+    with pytest.raises(BackendRefused) as caught:
+        plain_builder(problem, cpu)
+    assert caught.value.codes == {"dcp"}
+    plain_builder(replace(problem, masks={Mask.NON_CAUSAL}), cpu)
+    plain_builder(replace(problem, query_lens={1}), cpu)
+
+
 def test_single_token_graphs_are_enough_for_single_tokens(make_step, plain_builder):
     single = type("S", (plain_builder,), {"graph_support": GraphSupport.SINGLE_TOKEN})
     step = make_step(graphs=True)

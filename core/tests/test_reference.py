@@ -184,9 +184,12 @@ def test_a_request_does_not_depend_on_the_others_of_its_batch(make_step, cpu):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_token_of_a_block_is_what_it_is_alone(make_step, cpu, dtype):
+@pytest.mark.parametrize("seq_len", [300, 515, 1540])
+def test_a_token_of_a_causal_block_has_the_bits_that_it_has_alone(
+    make_step, cpu, dtype, seq_len
+):
     form = {"q_dtype": dtype, "kv_dtype": dtype, "out_dtype": dtype}
-    step = make_step(seq_lens=(300,), query_len=7, heads=4, **form)
+    step = make_step(seq_lens=(seq_len,), query_len=7, heads=4, **form)
     block = decode(step, cpu)
     starts = torch.tensor([0, 1], dtype=torch.int32)
     for token in range(7):
@@ -203,8 +206,9 @@ def test_a_token_of_a_block_is_what_it_is_alone(make_step, cpu, dtype):
                 seq_lens=step.common.seq_lens - 6 + token,
             ),
         )
-        found = decode(alone, cpu).out[0]
-        assert torch.allclose(found, block.out[token], rtol=0, atol=2e-6), token
+        output = decode(alone, cpu)
+        assert torch.equal(output.out[0], block.out[token]), token
+        assert torch.equal(output.lse[0], block.lse[token]), token
 
 
 @given(

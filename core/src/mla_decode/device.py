@@ -143,7 +143,7 @@ def detect_device(device: torch.device | str | int | None = None) -> DeviceInfo:
             allowed=", ".join(["cpu", *(f"cuda:{i}" for i in range(num_gpus))]),
             fix="install a torch build for your GPU, or use DeviceInfo.assume(arch)",
         )
-    return _detect_gpu(which)
+    return _detect_gpu(which)  # pragma: no cover - needs a GPU
 
 
 def _torch_device(device: torch.device | str | int) -> torch.device:

@@ -36,10 +36,9 @@ class Pieces:
         self._raw = kv_cache
         if kv_cache.element_size() == 1:  # torch indexes bytes on every device
             self._raw = kv_cache.view(torch.uint8)
-        self._buffer: Tensor | None = None
-        if self._is_gathered:
-            rows = (at_once * self._step, page_size, kv_cache.shape[2])
-            self._buffer = self._raw.new_empty(rows)
+        num_pages = at_once * self._step if self._is_gathered else 0
+        shape = (num_pages, page_size, kv_cache.shape[2])
+        self._buffer = self._raw.new_empty(shape)
 
     def full_end(self, limit: int) -> int:
         """Keys of the full pieces that end at or before ``limit``."""
@@ -87,8 +86,6 @@ class Pieces:
             begin = stop
 
     def _gather(self, pages: Tensor) -> Tensor:
-        if self._buffer is None:
-            raise RuntimeError("pages larger than a piece are read in place")
         buffer = self._buffer[: pages.shape[0]]
         torch.index_select(self._raw, 0, pages, out=buffer)
         return buffer.view(self._cache.dtype)
