@@ -70,9 +70,6 @@ CASES = [
         {(8, Mask.NON_CAUSAL, 4): 1}, 4, 5, Mask.NON_CAUSAL, "pad", id="tokens"
     ),
     pytest.param(
-        {(8, Mask.NON_CAUSAL, 16): 1}, 4, 5, Mask.NON_CAUSAL, "pad", id="tokens-heads"
-    ),
-    pytest.param(
         {(6, Mask.NON_CAUSAL, 16): 1}, 4, 6, Mask.NON_CAUSAL, "pad", id="heads"
     ),
     pytest.param({(6, Mask.CAUSAL, 16): 1}, 4, 6, Mask.CAUSAL, "pad", id="causal-wide"),

@@ -79,29 +79,31 @@ def _folds(
 def _larger_blocks(
     problem: DecodeProblem, query_len: int, mask: Mask, num_q_heads: IntSet
 ) -> Iterator[Rewrite]:
-    """The block with heads added, and tokens too, up to the next power of two.
+    """The block with heads added, or with tokens, up to the next power of two.
 
     Tokens only where nothing is masked: a causal block is aligned to its tail.
     """
-    longest = min(1 << query_len.bit_length(), problem.max_model_len)
-    lengths = (query_len,) if mask is Mask.CAUSAL else range(query_len, longest + 1)
-    for padded in lengths:
-        for width in _widths(problem.num_q_heads, num_q_heads):
-            if (padded, width) == (query_len, problem.num_q_heads):
-                continue
-            yield Rewrite(
-                query_len=query_len,
-                mask=mask,
-                group=query_len,
-                lowered=replace(
-                    problem,
-                    num_q_heads=width,
-                    query_lens=frozenset({padded}),
-                    masks=frozenset({mask}),
-                ),
-                pad_tokens=padded - query_len,
-                pad_heads=width - problem.num_q_heads,
-            )
+    heads = problem.num_q_heads
+    shapes = [(query_len, width) for width in _widths(heads, num_q_heads)]
+    if mask is Mask.NON_CAUSAL and heads in num_q_heads:
+        longest = min(1 << query_len.bit_length(), problem.max_model_len)
+        shapes += [(padded, heads) for padded in range(query_len + 1, longest + 1)]
+    for padded, width in shapes:
+        if (padded, width) == (query_len, heads):
+            continue
+        yield Rewrite(
+            query_len=query_len,
+            mask=mask,
+            group=query_len,
+            lowered=replace(
+                problem,
+                num_q_heads=width,
+                query_lens=frozenset({padded}),
+                masks=frozenset({mask}),
+            ),
+            pad_tokens=padded - query_len,
+            pad_heads=width - heads,
+        )
 
 
 def _widths(heads: int, allowed: IntSet) -> Iterator[int]:
