@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from mla_decode.device import DeviceInfo
 from mla_decode.reference import ReferenceBackend
-
 from mla_decode_contract.target import Target
 
 pytest_plugins = ["pytester"]

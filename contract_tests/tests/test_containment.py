@@ -1,8 +1,8 @@
 """A native abort, an exit or a hang is one failed case; the rest run."""
 
 import pytest
-from mla_decode.device import DeviceInfo
 
+from mla_decode.device import DeviceInfo
 from mla_decode_contract.outcome import FailureKind, Outcome
 from mla_decode_contract.pool import Pool, default_workers
 from mla_decode_contract.target import Target

@@ -1,9 +1,9 @@
 """Every mutant is caught by a case of the clause that it breaks, never by a crash."""
 
 import pytest
+
 from mla_decode.device import DeviceInfo
 from mla_decode.reference import ReferenceBackend
-
 from mla_decode_contract.mutants import MUTANTS
 from mla_decode_contract.outcome import FailureKind, Outcome
 from mla_decode_contract.pool import Pool

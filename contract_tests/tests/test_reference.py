@@ -1,8 +1,8 @@
 """The reference keeps the contract, case by case, and for a reason."""
 
 import pytest
-from mla_decode.device import DeviceInfo
 
+from mla_decode.device import DeviceInfo
 from mla_decode_contract.catalogue import CASES
 from mla_decode_contract.outcome import Outcome
 from mla_decode_contract.runner import run_case

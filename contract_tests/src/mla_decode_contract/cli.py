@@ -69,7 +69,8 @@ def list_cases(
 @app.command()
 def run(
     backend: Annotated[
-        str, typer.Argument(help="Entry-point name or module:attribute.")
+        str,
+        typer.Argument(metavar="BACKEND", help="Entry-point name or module:attribute."),
     ],
     pytest_args: Annotated[
         Optional[list[str]],  # noqa: UP045 - typer reads it on Python 3.10
@@ -177,7 +178,7 @@ def _exit_code(pytest_code: int, finished: Run | None) -> int:
 def main() -> None:
     """Run the command line; click's own usage errors exit with 4 as ours do."""
     try:
-        app()
+        app(prog_name="mla-decode-contract")
     except SystemExit as left:
         if left.code == _CLICK_USAGE:
             raise SystemExit(EXIT_USAGE) from left

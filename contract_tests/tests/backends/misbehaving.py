@@ -50,7 +50,7 @@ class Simulated(ReferenceBackend):
     name = "simulated_reference"
 
     def prepare_assumed(self, device):
-        return "simulated"
+        return "simulated" if device.torch_device == "cpu" else "nonsense"
 
 
 unpreparable, simulated = Unpreparable(), Simulated()
