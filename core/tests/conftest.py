@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from hypothesis import settings
 
 from mla_decode import CommonAttentionMetadata, DecodeProblem, DeviceInfo, Mask
 from mla_decode.backend import BackendBase, Cost
@@ -14,6 +15,9 @@ from mla_decode.builder import GraphSupport, MLADecodeMetadataBuilder
 from mla_decode.capability import Capability, CapabilityRow, Feature, Support
 from mla_decode.metadata import DecodeMetadata
 from mla_decode.reference.oracle import decode_oracle
+
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")  # a busy machine is no failure
 
 CPU = DeviceInfo.assume("cpu")
 DTYPES = {

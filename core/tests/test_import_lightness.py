@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import entry_points
 
 import pytest
@@ -37,6 +38,7 @@ backend.capability.archs
 """
 
 
+@cache
 def modules_after(source):
     """Names in sys.modules after a fresh process ran the source."""
     report = "\nprint('\\n'.join(sys.modules))"

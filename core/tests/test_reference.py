@@ -89,7 +89,7 @@ def drawn_steps(draw):
     }
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(fields=drawn_steps())
 def test_is_what_the_oracle_says(make_step, cpu, fields):
     step = make_step(**fields)
@@ -217,7 +217,7 @@ def test_a_token_of_a_causal_block_has_the_bits_that_it_has_alone(
     interleave=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_ranks_of_a_group_merge_to_the_whole(
     make_step, cpu, seq_len, world, interleave, seed
 ):
