@@ -5,4 +5,4 @@ from mla_decode_triton.backend import TritonMLABackend
 __all__ = ["TritonMLABackend", "backend"]
 
 backend = TritonMLABackend()
-"""What the entry point names; importing it imports neither torch nor Triton."""
+"""What the entry point names; importing it loads no Triton and starts no GPU."""

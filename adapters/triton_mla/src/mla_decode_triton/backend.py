@@ -82,10 +82,9 @@ class TritonMLABackend(BackendBase):
         )
 
     def evidence(self, device: DeviceInfo) -> str:
-        """``interpreted`` for an assumed device; ROCm devices are untried hardware."""
-        if device.assumed:
-            return "interpreted"
-        return "never on AMD" if device.vendor == "rocm" else "hardware"
+        """What ran where; no AMD device has run these kernels."""
+        word = "interpreted" if device.assumed else "hardware"
+        return f"{word}, never on AMD" if device.vendor == "rocm" else word
 
     def prepare_assumed(self, device: DeviceInfo) -> str:
         """Check that a described device can be interpreted: it needs Triton alone.

@@ -10,12 +10,12 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mla_decode.dtypes import fp8_dtype
 from mla_decode.device import DeviceInfo
+from mla_decode.dtypes import fp8_dtype
 from mla_decode_triton.listing import Footprint, read_footprint
 from mla_decode_triton.loading import load_kernels
 from mla_decode_triton.planning import MERGE_SIZES
-from mla_decode_triton.tiles import ARCH_TILES, Tile
+from mla_decode_triton.tiles import ARCH_TILES
 from mla_decode_triton.variants import DecodeVariant, MergeVariant
 
 if TYPE_CHECKING:

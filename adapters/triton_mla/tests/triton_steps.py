@@ -1,0 +1,104 @@
+"""Poisoned decode steps: whatever must not be read holds NaN or a bad page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mla_decode import CommonAttentionMetadata, DecodeProblem
+from mla_decode.dtypes import torch_dtype
+from mla_decode.reference.oracle import decode_oracle
+from mla_decode_triton import backend
+
+SCALE = 192**-0.5
+KV_SCALE = 0.375
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One batch with its tensors, and the truth about it."""
+
+    problem: DecodeProblem
+    common: CommonAttentionMetadata
+    q: torch.Tensor
+    kv_cache: torch.Tensor
+    kv_scale: torch.Tensor | None
+    causal: bool
+
+    def oracle(self):
+        return decode_oracle(
+            self.q,
+            self.kv_cache,
+            self.common.block_table_tensor,
+            self.common.seq_lens,
+            self.common.query_start_loc,
+            causal=self.causal,
+            softmax_scale=SCALE,
+            kv_scale=1.0 if self.kv_scale is None else KV_SCALE,
+        )
+
+    def run(self, builder, **kwargs):
+        return backend.forward(
+            self.q,
+            self.kv_cache,
+            builder.build(self.common),
+            softmax_scale=SCALE,
+            kv_scale=self.kv_scale,
+            **kwargs,
+        )
+
+
+def make_step(
+    problem, device, seq_lens, *, query_len, causal, seed=0, slack_pages=3, stride=None
+):
+    """A batch of `problem` with these lengths (0: a pad, at the tail only)."""
+    torch.manual_seed(seed)
+    where = torch.device(device.torch_device)
+    page_size = problem.page_size
+    used = [-(-n // page_size) for n in seq_lens]
+    num_pages = sum(used) + slack_pages
+    storage = torch.full((num_pages, stride or page_size * 576), torch.nan)
+    cache = storage[:, : page_size * 576].view(num_pages, page_size, 576)
+    pages = torch.randperm(num_pages)
+    table = torch.full((len(seq_lens), max([*used, 1]) + 2), -1, dtype=torch.int32)
+    taken = 0
+    for request, (seq_len, count) in enumerate(zip(seq_lens, used, strict=True)):
+        mine = pages[taken : taken + count]
+        taken += count
+        table[request, :count] = mine.int()
+        table[request, count + 1 :] = 2147480000
+        rows = torch.randn(seq_len, 576)
+        for index, page in enumerate(mine.tolist()):
+            part = rows[index * page_size : (index + 1) * page_size]
+            cache[page, : part.shape[0]] = part
+    num_reqs = len(seq_lens)
+    live = sum(n > 0 for n in seq_lens)
+    q = torch.full((num_reqs * query_len, problem.num_q_heads, 576), torch.nan)
+    q[: live * query_len] = torch.randn(live * query_len, problem.num_q_heads, 576)
+    starts = torch.arange(num_reqs + 1, dtype=torch.int32).clamp(max=live) * query_len
+    is_fp8 = problem.kv_dtype == "fp8"
+    storage = storage.to(torch_dtype(problem.kv_dtype, device)).to(where)
+    return Step(
+        problem=problem,
+        common=CommonAttentionMetadata(
+            query_start_loc=starts.to(where),
+            query_start_loc_cpu=starts,
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=where),
+            num_reqs=num_reqs,
+            num_actual_tokens=live * query_len,
+            max_query_len=query_len,
+            max_seq_len=max(seq_lens),
+            block_table_tensor=table.to(where),
+            causal=causal,
+        ),
+        q=q.to(torch_dtype(problem.q_dtype, device)).to(where),
+        kv_cache=storage[:, : page_size * 576].view(num_pages, page_size, 576),
+        kv_scale=torch.tensor([KV_SCALE], device=where) if is_fp8 else None,
+        causal=causal,
+    )
+
+
+def relative_error(out, truth):
+    """Of the worst request-independent norm; NaN never passes a comparison."""
+    return ((out.cpu().double() - truth).norm() / truth.norm()).item()
