@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -225,11 +226,17 @@ def _provider(module: Any) -> tuple[str, str]:
     """
     where = Path(getattr(module, "__file__", None) or "").resolve()
     top = module.__name__.partition(".")[0]
-    for name in metadata.packages_distributions().get(top, ()):
+    for name in _owners().get(top, ()):
         distribution = metadata.distribution(name)
         if Path(str(distribution.locate_file(""))).resolve() in where.parents:
             return name, distribution.version
     return "unknown", str(getattr(module, "__version__", "unknown"))
+
+
+@cache
+def _owners() -> Mapping[str, list[str]]:
+    """Which distributions ship a package; every installed file is walked, so once."""
+    return metadata.packages_distributions()
 
 
 def _unknown(module: Any, found: str) -> Refusal:
