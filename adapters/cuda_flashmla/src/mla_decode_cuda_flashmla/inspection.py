@@ -8,6 +8,7 @@ parameters, never a version string.
 from __future__ import annotations
 
 import inspect
+import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, metadata
@@ -226,7 +227,7 @@ def _provider(module: Any) -> tuple[str, str]:
     """
     where = Path(getattr(module, "__file__", None) or "").resolve()
     top = module.__name__.partition(".")[0]
-    for name in _owners().get(top, ()):
+    for name in _owners(tuple(sys.path)).get(top, ()):
         distribution = metadata.distribution(name)
         if Path(str(distribution.locate_file(""))).resolve() in where.parents:
             return name, distribution.version
@@ -234,8 +235,8 @@ def _provider(module: Any) -> tuple[str, str]:
 
 
 @cache
-def _owners() -> Mapping[str, list[str]]:
-    """Which distributions ship a package; every installed file is walked, so once."""
+def _owners(_path: tuple[str, ...]) -> Mapping[str, list[str]]:
+    """Which distributions ship a package; every file of the path is walked, so once."""
     return metadata.packages_distributions()
 
 
