@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mla_decode import DecodeProblem, DeviceInfo, Mask, survey
+from mla_decode import DecodeProblem, DeviceInfo, Mask, discover, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -105,7 +105,7 @@ def _support_rows() -> Iterator[tuple[str, ...]]:
 
 
 def _answer(problem: DecodeProblem, device: DeviceInfo, policy: Any) -> str:
-    found = survey(problem, device, lowering=policy)
+    found = survey(problem, device, lowering=policy, candidates=discover())
     if found.outdated is not None:
         return f"refused: version ({found.outdated.got} is too old)"
     if found.selection is None:
