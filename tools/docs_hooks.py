@@ -7,6 +7,7 @@ build.
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from mla_decode import DecodeProblem, DeviceInfo, Mask, discover, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from mla_decode import Candidate
 
 ORDER = (
     "index.md",
@@ -104,8 +107,13 @@ def _support_rows() -> Iterator[tuple[str, ...]]:
                     )
 
 
+@cache
+def _installed() -> dict[str, Candidate]:
+    return discover()
+
+
 def _answer(problem: DecodeProblem, device: DeviceInfo, policy: Any) -> str:
-    found = survey(problem, device, lowering=policy, candidates=discover())
+    found = survey(problem, device, lowering=policy, candidates=_installed())
     if found.outdated is not None:
         return f"refused: version ({found.outdated.got} is too old)"
     if found.selection is None:
