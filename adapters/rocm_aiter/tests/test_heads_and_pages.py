@@ -182,8 +182,10 @@ def test_the_kernel_and_the_cpu_expand_alike():
 class CountKernels(TorchDispatchMode):
     """Counts operators that launch on a device, and any that would wait for it."""
 
-    VIEWS = {"view", "slice", "select", "as_strided", "unsqueeze", "expand", "alias"}
-    WAITS = {"_local_scalar_dense", "item", "nonzero", "is_nonzero"}
+    VIEWS = frozenset(
+        {"view", "slice", "select", "as_strided", "unsqueeze", "expand", "alias"}
+    )
+    WAITS = frozenset({"_local_scalar_dense", "item", "nonzero", "is_nonzero"})
 
     def __init__(self):
         super().__init__()

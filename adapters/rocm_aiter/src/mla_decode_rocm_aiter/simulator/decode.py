@@ -155,6 +155,7 @@ def _kernel_call(
         scale=scale * out_scale,
         out_scale=out_scale,
         masks=masks,
+        tile=key.gqa * max(key.qseqlen, 1),
         faults=machine.faults,
         rounding=machine.fp8 if rounds else None,
     )

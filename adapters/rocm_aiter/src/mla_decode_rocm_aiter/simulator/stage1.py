@@ -43,6 +43,9 @@ class KernelCall:
     out_scale: float
     masks: bool
     """Whether this kernel masks by itself."""
+    tile: int
+    """Heads times tokens that the kernel computes of a work item; the rest of a larger
+    one is left as it was."""
     faults: Faults
     rounding: torch.dtype | None
     """Dtype that the weights are rounded to."""
@@ -68,7 +71,9 @@ def run_works(
     """
     lens = call.last_page_lens.tolist()
     starts = call.query_starts.tolist()
-    for batch, at, first_row, last_row, first, last, after, _ in works:
+    rows_per_work = call.tile // call.q.shape[1]
+    for batch, at, first_row, end_row, first, last, after, _ in works:
+        last_row = min(end_row, first_row + rows_per_work)
         visible, keys = _keys_of(
             call, lens, starts, batch, first_row, last_row, first, last, after
         )
