@@ -6,7 +6,7 @@ import json
 import platform
 import shutil
 import subprocess
-from importlib.metadata import Distribution, PackageNotFoundError, entry_points, version
+from importlib.metadata import Distribution, entry_points, version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
@@ -29,10 +29,6 @@ def machine(backend: Backend, device: DeviceInfo) -> dict[str, Any]:
     libraries = dict(device.libraries)
     if isinstance(backend, NamesLibraries):
         libraries.update(backend.library_versions(device))
-    for name in ("triton",):
-        found = _version(name)
-        if found is not None:
-            libraries.setdefault(name, found)
     return {
         "torch": str(torch.__version__),
         "driver": _driver() if torch.cuda.is_available() else None,
@@ -59,13 +55,6 @@ def software(backend_spec: str, backend: Backend) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _distribution(backend_spec: str) -> Distribution | None:
