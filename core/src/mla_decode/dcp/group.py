@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from mla_decode.problem import DecodeProblem
 
 
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""torch 2.13 renamed it and warns under the old name."""
+
+
 class DcpMerger:
     """Merges the partial results of a decode-context group over `torch.distributed`.
 
@@ -106,7 +110,7 @@ class DcpMerger:
             dist.all_to_all_single(received, sent, group=self._group)
         else:
             received = self._received[: sent.numel() * self._world]
-            dist.all_gather_into_tensor(received, sent, group=self._group)
+            _all_gather(received, sent, group=self._group)
         partials = received.view(self._world, tokens, heads // parts, width)
         lses = partials[..., LATENT_WIDTH:].contiguous().view(torch.float32)
         merged, total = merge_partials(partials[..., :LATENT_WIDTH], lses.squeeze(-1))
