@@ -10,8 +10,9 @@ pytest.importorskip("triton", reason="Triton is an optional part of a CPU machin
 
 
 def load_interpreted(name):
-    import mla_decode_triton.hopper as package
     import triton
+
+    import mla_decode_triton.hopper as package
 
     full_name = f"interpreted_hopper_{name}"
     if full_name in sys.modules:

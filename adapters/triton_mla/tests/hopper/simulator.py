@@ -23,7 +23,7 @@ import torch
 DEADLOCK_S = 20
 
 
-class Deadlock(RuntimeError):
+class DeadlockError(RuntimeError):
     """A partition waited for a phase that never completed."""
 
 
@@ -253,7 +253,7 @@ class Barrier:
                 lambda: self.phase % 2 != parity or world.failed, DEADLOCK_S
             )
         if not done or world.failed:
-            raise Deadlock(f"phase {self.phase}, waiting for parity {parity}")
+            raise DeadlockError(f"phase {self.phase}, waiting for parity {parity}")
 
 
 class Barriers:
@@ -298,6 +298,7 @@ class World:
         self.random = random.Random(seed)  # noqa: S311 - not for secrets
         self.failed = []
         self.memories = []
+        self.local = threading.local()
 
     def shake(self):
         if self.random.random() < 0.3:
@@ -421,16 +422,25 @@ class World:
 
         threading.Timer(self.random.random() * 1e-3, land).start()
 
-    @staticmethod
-    def warpgroup_mma(a, b, acc, *, use_acc=True, is_async=False):
+    def warpgroup_mma(self, a, b, acc, *, use_acc=True, is_async=False):
         if not is_async:
             raise NotImplementedError("synchronous products")
-        return Product(a, b, acc, use_acc=use_acc)
+        product = Product(a, b, acc, use_acc=use_acc)
+        self._in_flight().append(product)
+        return product
+
+    def _in_flight(self):
+        if not hasattr(self.local, "products"):
+            self.local.products = []
+        return self.local.products
 
     def warpgroup_mma_wait(self, outstanding, deps):
-        if outstanding:
-            raise NotImplementedError("products left in flight")
         self.shake()
+        in_flight = self._in_flight()
+        still = in_flight[len(in_flight) - outstanding :] if outstanding else []
+        if any(product in still for product in deps):
+            raise RuntimeError("a product is used that was not waited for")
+        in_flight[:] = still
         results = tuple(product.result() for product in deps)
         return results if len(results) > 1 else results[0]
 
@@ -485,5 +495,5 @@ def run(kernel, grid, arguments, *, seed=0):
             names = world.bind(module, shared)
             names[kernel.fn.__name__](**arguments)
             if world.failed:
-                first = [e for e in world.failed if not isinstance(e, Deadlock)]
+                first = [e for e in world.failed if not isinstance(e, DeadlockError)]
                 raise (first or world.failed)[0]

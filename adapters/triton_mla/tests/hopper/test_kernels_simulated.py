@@ -116,7 +116,7 @@ def simulate(
     lse = torch.full((num_reqs * num_rows,), nan)
     partial_out = torch.full((2 * num_parts * num_rows * 512,), nan)
     partial_lse = torch.full((2 * num_parts * num_rows,), nan)
-    tile_rows = 64 if variant == "asym" else (16 if num_rows <= 16 else 32)
+    tile_rows = 64 if variant != "swap" else (16 if num_rows <= 16 else 32)
     pointer, descriptor = simulator.Pointer, simulator.Descriptor
     arguments = dict(  # noqa: C408 - reads as a call
         q_latent=descriptor(q[..., :512], [1, tile_rows, 64]),
@@ -141,7 +141,9 @@ def simulate(
         PAGE=page,
     )
     kernel = asym.asym_kernel
-    if variant == "swap":
+    if variant != "swap":
+        arguments["AHEAD"] = variant == "asym ahead"
+    else:
         kernel = swap.swap_kernel
         arguments["ROWS"] = tile_rows
     grid = (math.ceil(num_rows / tile_rows), num_parts)
@@ -184,6 +186,7 @@ def check(result, expected):
         ("swap", 2, 16),
         ("asym", 4, 16),
         ("asym", 3, 30),
+        ("asym ahead", 3, 30),
     ],
 )
 def test_agrees_with_float64(

@@ -1,5 +1,4 @@
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN202, N803, N806, PLR0914, PLR0915 - Gluon: no Python types
 """The variant for many rows: 64 (token, head) rows a program, two consumer warpgroups.
 
 One warpgroup scores every tile and owns output columns 0..255; the other multiplies the
@@ -168,6 +167,72 @@ def _store_half(
 
 
 @gluon.jit
+def _issue_scores(
+    q_left,
+    q_right,
+    q_end,
+    left,
+    right,
+    rope,
+    left_full,
+    right_full,
+    step,
+    SCORES: gl.constexpr,
+):
+    """Start the scores of a tile as its halves arrive."""
+    stage = step & 1
+    parity = (step >> 1) & 1
+    zeros = gl.full([ROWS, TILE], 0.0, gl.float32, layout=SCORES)
+    mbarrier.wait(left_full.index(stage), parity)
+    scores = warpgroup_mma(
+        q_left,
+        left.index(stage).permute((1, 0)),
+        zeros,
+        use_acc=False,
+        is_async=True,
+    )
+    mbarrier.wait(right_full.index(stage), parity)
+    scores = warpgroup_mma(
+        q_right, right.index(stage).permute((1, 0)), scores, is_async=True
+    )
+    return warpgroup_mma(
+        q_end, rope.index(stage).permute((1, 0)), scores, is_async=True
+    )
+
+
+@gluon.jit
+def _weigh(
+    scores,
+    peak,
+    total,
+    visible,
+    least_visible,
+    token0,
+    seq_len,
+    scale_log2,
+    decays,
+    weights,
+    weights_full,
+    PIECE: gl.constexpr,
+    SCORES: gl.constexpr,
+):
+    """One online-softmax step; hands the weights to the other warpgroup."""
+    if token0 + TILE > least_visible:
+        tokens = tile_tokens(token0, seq_len, PIECE, gl.SliceLayout(0, SCORES))
+        seen = tokens[None, :] < visible[:, None]
+        scores = gl.where(seen, scores, float("-inf"))
+    new_peak = gl.maximum(peak, gl.max(scores, 1))
+    decay = gl.exp2((peak - new_peak) * scale_log2)
+    p = gl.exp2(scores * scale_log2 - (new_peak * scale_log2)[:, None])
+    operand = p.to(weights.dtype)
+    decays.store(decay)
+    weights.store(operand)
+    fence_async_shared()
+    signal(weights_full)
+    return new_peak, total * decay + gl.sum(p, 1), decay, operand
+
+
+@gluon.jit
 def _score(
     q_left,
     q_right,
@@ -199,6 +264,7 @@ def _score(
     part,
     CAUSAL: gl.constexpr,
     NEEDS_LSE: gl.constexpr,
+    AHEAD: gl.constexpr,
     PIECE: gl.constexpr,
     SCORES: gl.constexpr,
     ACC: gl.constexpr,
@@ -206,9 +272,7 @@ def _score(
     PER_ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     ACC_ROW: gl.constexpr = gl.SliceLayout(1, ACC)
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
-    dtype: gl.constexpr = q_left.dtype
     rows = row0 + gl.arange(0, ROWS, layout=PER_ROW)
-    zeros = gl.full([ROWS, TILE], 0.0, gl.float32, layout=SCORES)
     req0, tile0, req1, tile1, stop = part_range(schedule, part)
     step = 0
     item = 0
@@ -217,46 +281,86 @@ def _score(
         first, last, num_tiles = piece_range(req, seq_len, req0, tile0, req1, tile1)
         if first < last:
             visible = gl.full([ROWS], 0, gl.int32, layout=PER_ROW) + seq_len
+            least_visible = seq_len
             if CAUSAL:
                 visible = visible - (query_len - 1 - rows // num_heads)
+                least_visible = seq_len - (query_len - 1)
             peak = gl.full([ROWS], LOWEST, gl.float32, layout=PER_ROW)
             total = gl.full([ROWS], 0.0, gl.float32, layout=PER_ROW)
             acc = gl.full([ROWS, HALF], 0.0, gl.float32, layout=ACC)
             mbarrier.wait(q_full, item & 1)
-            for tile in range(first, last):
-                stage = step & 1
-                parity = (step >> 1) & 1
-                mbarrier.wait(left_full.index(stage), parity)
-                scores = warpgroup_mma(
+            if AHEAD:
+                scores = _issue_scores(
                     q_left,
-                    left.index(stage).permute((1, 0)),
-                    zeros,
-                    use_acc=False,
-                    is_async=True,
-                )
-                mbarrier.wait(right_full.index(stage), parity)
-                scores = warpgroup_mma(
-                    q_right, right.index(stage).permute((1, 0)), scores, is_async=True
-                )
-                scores = warpgroup_mma(
-                    q_end, rope.index(stage).permute((1, 0)), scores, is_async=True
-                )
-                tokens = tile_tokens(
-                    tile * TILE, seq_len, PIECE, gl.SliceLayout(0, SCORES)
+                    q_right,
+                    q_end,
+                    left,
+                    right,
+                    rope,
+                    left_full,
+                    right_full,
+                    step,
+                    SCORES,
                 )
                 scores = warpgroup_mma_wait(0, deps=[scores])
-                if tile == last - 1:
-                    signal(q_free)
-                seen = tokens[None, :] < visible[:, None]
-                scores = gl.where(seen, scores, float("-inf"))
-                new_peak = gl.maximum(peak, gl.max(scores, 1))
-                decay = gl.exp2((peak - new_peak) * scale_log2)
-                p = gl.exp2(scores * scale_log2 - (new_peak * scale_log2)[:, None])
-                operand = p.to(dtype)
-                decays.index(stage).store(decay)
-                weights.index(stage).store(operand)
-                fence_async_shared()
-                signal(weights_full.index(stage))
+                for tile in range(first, last - 1):
+                    stage = step & 1
+                    peak, total, decay, operand = _weigh(
+                        scores,
+                        peak,
+                        total,
+                        visible,
+                        least_visible,
+                        tile * TILE,
+                        seq_len,
+                        scale_log2,
+                        decays.index(stage),
+                        weights.index(stage),
+                        weights_full.index(stage),
+                        PIECE,
+                        SCORES,
+                    )
+                    acc = acc * gl.convert_layout(decay, ACC_ROW)[:, None]
+                    product = warpgroup_mma(
+                        gl.convert_layout(operand, OPERAND),
+                        left.index(stage),
+                        acc,
+                        is_async=True,
+                    )
+                    coming = _issue_scores(
+                        q_left,
+                        q_right,
+                        q_end,
+                        left,
+                        right,
+                        rope,
+                        left_full,
+                        right_full,
+                        step + 1,
+                        SCORES,
+                    )
+                    acc = warpgroup_mma_wait(3, deps=[product])
+                    signal(left_free.index(stage))
+                    scores = warpgroup_mma_wait(0, deps=[coming])
+                    step += 1
+                signal(q_free)
+                tile = last - 1
+                stage = step & 1
+                peak, total, decay, operand = _weigh(
+                    scores,
+                    peak,
+                    total,
+                    visible,
+                    least_visible,
+                    tile * TILE,
+                    seq_len,
+                    scale_log2,
+                    decays.index(stage),
+                    weights.index(stage),
+                    weights_full.index(stage),
+                    PIECE,
+                    SCORES,
+                )
                 acc = acc * gl.convert_layout(decay, ACC_ROW)[:, None]
                 product = warpgroup_mma(
                     gl.convert_layout(operand, OPERAND),
@@ -264,11 +368,52 @@ def _score(
                     acc,
                     is_async=True,
                 )
-                total = total * decay + gl.sum(p, 1)
-                peak = new_peak
                 acc = warpgroup_mma_wait(0, deps=[product])
                 signal(left_free.index(stage))
                 step += 1
+            else:
+                for tile in range(first, last):
+                    stage = step & 1
+                    scores = _issue_scores(
+                        q_left,
+                        q_right,
+                        q_end,
+                        left,
+                        right,
+                        rope,
+                        left_full,
+                        right_full,
+                        step,
+                        SCORES,
+                    )
+                    scores = warpgroup_mma_wait(0, deps=[scores])
+                    if tile == last - 1:
+                        signal(q_free)
+                    peak, total, decay, operand = _weigh(
+                        scores,
+                        peak,
+                        total,
+                        visible,
+                        least_visible,
+                        tile * TILE,
+                        seq_len,
+                        scale_log2,
+                        decays.index(stage),
+                        weights.index(stage),
+                        weights_full.index(stage),
+                        PIECE,
+                        SCORES,
+                    )
+                    acc = acc * gl.convert_layout(decay, ACC_ROW)[:, None]
+                    product = warpgroup_mma(
+                        gl.convert_layout(operand, OPERAND),
+                        left.index(stage),
+                        acc,
+                        is_async=True,
+                    )
+                    acc = warpgroup_mma_wait(0, deps=[product])
+                    signal(left_free.index(stage))
+                    step += 1
             totals.index(item & 1).store(total)
             signal(item_full.index(item & 1))
             base = req.to(gl.int64) * num_rows
@@ -381,6 +526,7 @@ def asym_kernel(
     CAUSAL: gl.constexpr,
     NEEDS_LSE: gl.constexpr,
     PAGE: gl.constexpr,
+    AHEAD: gl.constexpr,
 ):
     """Attend 64 rows of each request over one part of the batch's tiles.
 
@@ -388,7 +534,9 @@ def asym_kernel(
     512] and [requests, rows, 64] with boxes [1, 64, 64]; `kv` of [pages, page, 576] with
     boxes [1, min(page, 64), 64]. `schedule` is `plan_kernel`'s. Pieces of a split
     request go to `partial_out` float32 [2 * parts, rows, 512] and `partial_lse` float32
-    [2 * parts, rows] (log2); all else to `out` [requests * rows, 512] and `lse`.
+    [2 * parts, rows] (log2); all else to `out` [requests * rows, 512] and `lse`. AHEAD:
+    start the scores of the next tile before the values of this one are multiplied, for
+    batches bound by arithmetic; it frees a tile's memory later.
     """
     PIECE: gl.constexpr = PAGE if PAGE < TILE else TILE
     SUB: gl.constexpr = TILE // PIECE
@@ -468,6 +616,7 @@ def asym_kernel(
                     part,
                     CAUSAL,
                     NEEDS_LSE,
+                    AHEAD,
                     PIECE,
                     SCORES,
                     ACC,

@@ -11,7 +11,7 @@ from typing import Any
 
 import triton
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import (  # noqa: PLC2701 - 3.6 has no public reinterpret
+from triton.experimental.gluon.language._core import (
     _unwrap_if_constexpr,
     builtin,
 )

@@ -1,5 +1,4 @@
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN202, N803, N806 - the bodies are Triton: no Python types
 """The merge: pieces of a split request become its rows, weighted by log-sum-exp.
 
 The grid is fixed and walks the list of split requests of the work table, so that a batch
@@ -13,7 +12,7 @@ import triton.language as tl
 
 # tl.max and tl.sum are compiled functions: interpreted kernels cannot call them.
 from triton.language.extra.cuda import gdc_wait
-from triton.language.standard import (  # noqa: PLC2701 - the combiners of tl.max and tl.sum
+from triton.language.standard import (
     _elementwise_max,
     _sum_combine,
 )

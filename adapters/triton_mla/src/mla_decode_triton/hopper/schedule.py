@@ -1,5 +1,4 @@
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN202, N803, N806, PLR0914 - the bodies are Triton: no Python types
 """The work table: one small kernel cuts a batch's tiles into balanced parts.
 
 All tiles of 64 tokens of all requests lie on one line, request after request. The
@@ -28,7 +27,7 @@ import triton
 import triton.language as tl
 
 # tl.max and tl.sum are compiled functions: interpreted kernels cannot call them.
-from triton.language.standard import (  # noqa: PLC2701 - the combiners of tl.max and tl.sum
+from triton.language.standard import (
     _elementwise_max,
     _sum_combine,
 )

@@ -1,5 +1,4 @@
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN202, N803, N806, PLR0914, PLR0915 - Gluon: no Python types
 """The variant for few rows (Q * H <= 32): operands swapped, one consumer warpgroup.
 
 Scores^T = K Q^T and out^T = V^T P^T, so that the 64-row operand of the matrix unit is
@@ -207,8 +206,10 @@ def _consume(
         first, last, num_tiles = piece_range(req, seq_len, req0, tile0, req1, tile1)
         if first < last:
             visible = gl.full([ROWS], 0, gl.int32, layout=PER_ROW) + seq_len
+            least_visible = seq_len
             if CAUSAL:
                 visible = visible - (query_len - 1 - rows // num_heads)
+                least_visible = seq_len - (query_len - 1)
             peak = gl.full([ROWS], LOWEST, gl.float32, layout=PER_ROW)
             total = gl.full([ROWS], 0.0, gl.float32, layout=PER_ROW)
             acc_left = gl.full([HALF, ROWS], 0.0, gl.float32, layout=LAYOUT)
@@ -232,12 +233,14 @@ def _consume(
                 scores = warpgroup_mma(
                     right.index(stage), q_right.permute((1, 0)), scores, is_async=True
                 )
-                tokens = tile_tokens(
-                    tile * TILE, seq_len, PIECE, gl.SliceLayout(1, LAYOUT)
-                )
                 scores = warpgroup_mma_wait(0, deps=[scores])
-                seen = tokens[:, None] < visible[None, :]
-                scores = gl.where(seen, scores, float("-inf"))
+                token0 = tile * TILE
+                if token0 + TILE > least_visible:
+                    tokens = tile_tokens(
+                        token0, seq_len, PIECE, gl.SliceLayout(1, LAYOUT)
+                    )
+                    seen = tokens[:, None] < visible[None, :]
+                    scores = gl.where(seen, scores, float("-inf"))
                 new_peak = gl.maximum(peak, gl.max(scores, 0))
                 decay = gl.exp2((peak - new_peak) * scale_log2)
                 p = gl.exp2(scores * scale_log2 - (new_peak * scale_log2)[None, :])

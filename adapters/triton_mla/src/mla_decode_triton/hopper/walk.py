@@ -1,5 +1,4 @@
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN202, N803, N806, D103 - the bodies are Gluon: no Python types
 """What both variants of the kernel share: loading tiles, and which keys are in them.
 
 A tile is 64 tokens of one request. It is loaded in pieces of `PIECE` = min(page, 64)

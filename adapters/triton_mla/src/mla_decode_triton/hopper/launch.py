@@ -1,0 +1,252 @@
+"""The host side of the Hopper kernel: buffers of one builder, and a step's launches.
+
+Nothing here is imported by the backend yet. A step is `build` (one launch: the work
+table) and, for each layer, `forward` (two launches: the kernel and the merge). All grids
+depend on the shape of the batch alone, and all buffers keep their addresses, so both can
+be captured in a graph.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from mla_decode.errors import ArgumentError
+from mla_decode_triton.hopper.asym import asym_kernel
+from mla_decode_triton.hopper.merge import merge_kernel
+from mla_decode_triton.hopper.schedule import plan_kernel
+from mla_decode_triton.hopper.swap import swap_kernel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PAGE_SIZES = (16, 32, 64, 128)
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Costs that shape the work table, in tiles of 64 tokens. Estimates so far."""
+
+    piece_overhead: int = 3
+    merge_overhead: int = 3
+    snap: int = 2
+    min_tiles: int = 1
+    merge_columns: int = 128
+    merges_per_multiprocessor: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """How a batch's shape is laid over the device."""
+
+    rows: int
+    """Query rows (token, head) of one program."""
+    row_tiles: int
+    parts: int
+    """Programs that share the batch's tiles; each takes one part for one row tile."""
+
+    @property
+    def swapped(self) -> bool:
+        """Whether the variant for few rows serves it."""
+        return self.rows < 64
+
+
+def choose_grid(num_rows: int, multiprocessors: int) -> Grid:
+    """Lay `num_rows` rows a request over one program a multiprocessor.
+
+    Row tiles of the same part are neighbours in the grid: they read the same pages at
+    the same time, once from memory and then from the second-level cache.
+    """
+    rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+    row_tiles = math.ceil(num_rows / rows)
+    return Grid(
+        rows=rows, row_tiles=row_tiles, parts=max(1, multiprocessors // row_tiles)
+    )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class HopperStep:
+    """The buffers of one builder for one block length, and the launches on them."""
+
+    max_num_reqs: int
+    query_len: int
+    num_heads: int
+    device: torch.device
+    multiprocessors: int
+    tuning: Tuning = field(default_factory=Tuning)
+    grid: Grid = field(init=False)
+    schedule: Tensor = field(init=False)
+    """int32, the work table: see `schedule.plan_kernel`."""
+    partial_out: Tensor = field(init=False)
+    """float32 [2 * parts, rows, 512]: independent of batch and lengths."""
+    partial_lse: Tensor = field(init=False)
+    _scratch: Tensor = field(init=False)
+    _caches: dict[tuple[Any, ...], TensorDescriptor] = field(
+        init=False, default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        """Allocate everything a step writes beside its outputs."""
+        rows = self.num_rows
+        self.grid = choose_grid(rows, self.multiprocessors)
+        slots = 2 * self.grid.parts
+        float32 = {"dtype": torch.float32, "device": self.device}
+        int32 = {"dtype": torch.int32, "device": self.device}
+        self.schedule = torch.zeros(8 + 6 * self._block_parts, **int32)
+        self._scratch = torch.zeros(
+            2 * (1 << self.max_num_reqs.bit_length()) + 8 * self._block_parts, **int32
+        )
+        self.partial_out = torch.empty((slots, rows, 512), **float32)
+        self.partial_lse = torch.empty((slots, rows), **float32)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows (token, head) of a request."""
+        return self.query_len * self.num_heads
+
+    @property
+    def _block_parts(self) -> int:
+        return 1 << self.grid.parts.bit_length()
+
+    def build(self, seq_lens: Tensor) -> None:
+        """Write the work table of a step: one launch, nothing read on the host.
+
+        Args:
+            seq_lens: int32 [num_reqs] on the device; 0 for requests without keys.
+        """
+        num_reqs = seq_lens.shape[0]
+        steps = num_reqs.bit_length()
+        plan_kernel[(1,)](
+            seq_lens,
+            self.schedule,
+            self._scratch,
+            num_reqs,
+            self.grid.parts,
+            OVERHEAD=self.tuning.piece_overhead,
+            MERGE=self.tuning.merge_overhead,
+            SNAP=self.tuning.snap,
+            MIN_TILES=self.tuning.min_tiles,
+            BLOCK_REQS=1 << steps,
+            BLOCK_PARTS=self._block_parts,
+            STEPS=steps,
+            num_warps=8,
+        )
+
+    def forward(
+        self,
+        q_latent: Tensor,
+        q_rope: Tensor,
+        cache: Tensor,
+        table: Tensor,
+        seq_lens: Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        *,
+        softmax_scale: float,
+        causal: bool,
+    ) -> None:
+        """Fill `out` and `lse` of one layer; `build` has been called for these lengths.
+
+        Args:
+            q_latent: [num_reqs * Q, H, 512] bf16 or fp16; rows at one common stride.
+            q_rope: [num_reqs * Q, H, 64], the same dtype.
+            cache: [pages, page_size, 576], the same dtype; rows contiguous, the page
+                stride a multiple of 8 elements.
+            table: int32 [num_reqs, width].
+            seq_lens: int32 [num_reqs].
+            out: [num_reqs * Q, H, 512] contiguous, the same dtype.
+            lse: float32 [num_reqs * Q, H] contiguous, or None.
+            softmax_scale: Multiplies q.k.
+            causal: Tail-aligned causal, or every key for every token.
+        """
+        num_reqs = seq_lens.shape[0]
+        grid = self.grid
+        page_size = cache.shape[1]
+        q_box = [1, grid.rows, 64]
+        ahead = {"AHEAD": grid.row_tiles > 1}
+        constants: dict[str, Any] = {"ROWS": grid.rows} if grid.swapped else ahead
+        kernel = swap_kernel if grid.swapped else asym_kernel
+        kernel[grid.row_tiles, grid.parts](
+            self._queries(q_latent, num_reqs, q_box),
+            self._queries(q_rope, num_reqs, q_box),
+            self._cache(cache),
+            table,
+            seq_lens,
+            self.schedule,
+            out,
+            self.partial_lse if lse is None else lse,
+            self.partial_out,
+            self.partial_lse,
+            softmax_scale * math.log2(math.e),
+            self.num_heads,
+            self.query_len,
+            table.stride(0),
+            cache.shape[0],
+            num_reqs,
+            grid.parts,
+            CAUSAL=causal and self.query_len > 1,
+            NEEDS_LSE=lse is not None,
+            PAGE=page_size,
+            num_warps=4,
+            **constants,
+        )
+        pieces = max(4, min(64, 2 * grid.parts // num_reqs))
+        merge_kernel[(self.tuning.merges_per_multiprocessor * self.multiprocessors,)](
+            self.partial_out,
+            self.partial_lse,
+            out,
+            self.partial_lse if lse is None else lse,
+            self.schedule,
+            self.num_rows,
+            NEEDS_LSE=lse is not None,
+            BLOCK_PARTS=self._block_parts,
+            BLOCK_PIECES=1 << (pieces - 1).bit_length(),
+            BLOCK_COLUMNS=self.tuning.merge_columns,
+            EARLY=True,
+            num_warps=4,
+            launch_pdl=True,
+        )
+
+    def _queries(self, q: Tensor, num_reqs: int, box: list[int]) -> TensorDescriptor:
+        """Describe queries as [requests, rows, width]: rows past the last are zeros."""
+        token, head, column = q.stride()
+        if column != 1 or (token != head * self.num_heads and self.query_len > 1):
+            raise ArgumentError(
+                "The Hopper kernel reads the rows of a query at one common stride.",
+                got=f"strides {q.stride()}",
+                allowed="contiguous rows, token stride = H * head stride",
+                fix="join the query into a contiguous buffer first",
+            )
+        layout = gl.NVMMASharedLayout(128, 16, 3)
+        shape = [num_reqs, self.num_rows, q.shape[2]]
+        strides = [token * self.query_len, head, 1]
+        return TensorDescriptor(q, shape, strides, box, layout)
+
+    def _cache(self, cache: Tensor) -> TensorDescriptor:
+        """The cache's descriptor; made once a geometry."""
+        key = (cache.data_ptr(), cache.shape, cache.stride(), cache.dtype)
+        descriptor = self._caches.get(key)
+        if descriptor is None:
+            page_size = cache.shape[1]
+            if page_size not in PAGE_SIZES or cache.dtype not in DTYPES:
+                raise ArgumentError(
+                    "The Hopper kernel does not serve this cache.",
+                    got=f"pages of {page_size}, {cache.dtype}",
+                    allowed=f"pages of {PAGE_SIZES}, {DTYPES}",
+                    fix="use the portable kernel",
+                )
+            descriptor = TensorDescriptor(
+                cache,
+                list(cache.shape),
+                list(cache.stride()),
+                [1, min(page_size, 64), 64],
+                gl.NVMMASharedLayout(128, 16, 3),
+            )
+            self._caches[key] = descriptor
+        return descriptor

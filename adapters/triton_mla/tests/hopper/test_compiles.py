@@ -1,0 +1,148 @@
+"""Every variant compiles for sm_90 without a GPU, and fits."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SHARED_LIMIT = 232448
+
+
+def _descriptor(dtype, rows):
+    from triton.experimental.gluon import language as gl
+
+    return f"tensordesc<{dtype}[1,{rows},64],{gl.NVMMASharedLayout(128, 16, 3)!r}>"
+
+
+def compile_gluon(kernel, dtype, page, **constants):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    q_rows = constants.get("ROWS", 64)
+    constants = {"NEEDS_LSE": True, "PAGE": page, **constants}
+    types = dict.fromkeys(kernel.arg_names, "i32")
+    types |= dict.fromkeys(("q_latent", "q_rope"), _descriptor(dtype, q_rows))
+    types |= dict.fromkeys(("table", "seq_lens", "schedule"), "*i32")
+    types |= dict.fromkeys(("lse", "partial_out", "partial_lse"), "*fp32")
+    types |= dict.fromkeys(constants, "constexpr")
+    types |= {"kv": _descriptor(dtype, min(page, 64)), "scale_log2": "fp32"}
+    types |= {"out": f"*{dtype}"}
+    values = {(kernel.arg_names.index(k),): v for k, v in constants.items()}
+    source = GluonASTSource(kernel, types, values, {})
+    return triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}
+    )
+
+
+def compile_plain(kernel, types, constants, num_warps):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    types = types | dict.fromkeys(constants, "constexpr")
+    types = {name: types[name] for name in kernel.arg_names}
+    values = {(kernel.arg_names.index(k),): v for k, v in constants.items()}
+    return triton.compile(
+        ASTSource(kernel, types, values, {}),
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": num_warps},
+    )
+
+
+def resources(compiled, tmp_path):
+    """Registers and stack from the binary; counts of instructions from its listing."""
+    import triton
+
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(compiled.asm["cubin"])
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+
+    def dump(option):
+        return subprocess.run(
+            [str(tools / "cuobjdump"), option, str(path)],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=env,
+        ).stdout
+
+    usage = dump("--dump-resource-usage")
+    listing = dump("--dump-sass")
+    registers = int(re.search(r"REG:(\d+)", usage).group(1))
+    stack = int(re.search(r"STACK:(\d+)", usage).group(1))
+    return registers, stack, listing
+
+
+@pytest.fixture(autouse=True)
+def needs_gluon():
+    pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize(
+    ("page", "ahead"), [(16, False), (64, False), (64, True), (128, True)]
+)
+def test_the_variant_for_many_rows_fits(page, ahead, tmp_path):
+    from mla_decode_triton.hopper.asym import asym_kernel
+
+    compiled = compile_gluon(asym_kernel, "bf16", page, CAUSAL=True, AHEAD=ahead)
+    assert compiled.metadata.shared <= SHARED_LIMIT
+    registers, stack, listing = resources(compiled, tmp_path)
+    assert registers <= 168
+    assert stack <= 64  # the copying warp may keep a few words there, no accumulator
+    assert listing.count("UTMALDG") == 9 + 9 * max(1, 64 // page)
+    # 36 steps of 16 columns for the scores, 4 of 16 tokens for each half of the values.
+    assert listing.count("HGMMA") == (1 + ahead) * (36 + 4) + 4
+    # Products are waited for where that is written and nowhere else: a compiler that
+    # serialises them says so only in a warning.
+    assert listing.count("WARPGROUP.DEPBAR") == (5 if ahead else 3)
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize(
+    ("dtype", "page", "rows"), [("bf16", 64, 16), ("fp16", 16, 32), ("bf16", 128, 32)]
+)
+def test_the_variant_for_few_rows_fits(dtype, page, rows, tmp_path):
+    from mla_decode_triton.hopper.swap import swap_kernel
+
+    compiled = compile_gluon(swap_kernel, dtype, page, CAUSAL=False, ROWS=rows)
+    assert compiled.metadata.shared <= SHARED_LIMIT
+    _, stack, listing = resources(compiled, tmp_path)
+    assert stack <= 160  # Triton 3.9 keeps a few words there at 32 rows, 3.6 none
+    assert listing.count("HGMMA") == 36 + 32
+    assert listing.count("WARPGROUP.DEPBAR") == 2
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_the_work_table_fits_one_program(tmp_path):
+    from mla_decode_triton.hopper.schedule import plan_kernel
+
+    types = dict.fromkeys(("seq_lens", "table", "scratch"), "*i32")
+    types |= dict.fromkeys(("num_reqs", "num_parts"), "i32")
+    constants = {"OVERHEAD": 3, "MERGE": 3, "SNAP": 2, "MIN_TILES": 1}
+    constants |= {"BLOCK_REQS": 1024, "BLOCK_PARTS": 256, "STEPS": 10}
+    registers, stack, _ = resources(
+        compile_plain(plan_kernel, types, constants, 8), tmp_path
+    )
+    assert registers <= 255
+    assert stack == 0
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize("pieces", [4, 64])
+def test_the_merge_keeps_its_pieces_in_registers(pieces, tmp_path):
+    from mla_decode_triton.hopper.merge import merge_kernel
+
+    types = dict.fromkeys(("partial_out", "partial_lse", "lse"), "*fp32")
+    types |= {"out": "*bf16", "table": "*i32", "num_rows": "i32"}
+    constants = {"NEEDS_LSE": True, "BLOCK_PARTS": 256, "BLOCK_PIECES": pieces}
+    constants |= {"BLOCK_COLUMNS": 128, "EARLY": True}
+    _, stack, listing = resources(
+        compile_plain(merge_kernel, types, constants, 4), tmp_path
+    )
+    assert stack == 0
+    assert "ACQBULK" in listing  # the wait for the kernel before it
