@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -145,14 +145,16 @@ def flag_refused(ctx: CaseContext) -> None:
     problem = ctx.problem()
     scene = draw_scene(ctx, problem, [TINY, 12])
     builder = ctx.builder(problem)
-    flags = (
+    flags: list[Any] = [
         torch.tensor([True, False]),
         torch.ones(0, dtype=torch.bool),
         torch.tensor(1.0),
         None,
         0,
         "causal",
-    )
+    ]
+    if ctx.torch_device.type != "cpu":
+        flags.append(torch.tensor(True, device=ctx.torch_device))
     for flag in flags:
         common = scene.with_common(causal=flag)
         demand_error(MaskError, f"causal={flag!r}", partial(builder.build, common))
