@@ -143,6 +143,18 @@ class AiterMLABackend(BackendBase):
         release = getattr(facts, "release", "not found")
         return {DISTRIBUTION: release}
 
+    def probe(self, *, as_json: bool = False, device: DeviceInfo | None = None) -> int:
+        """Try AITER's calls in child processes; what `mla-decode probe` runs.
+
+        Returns:
+            An exit code: 1 where an accepted call dies or answers wrongly.
+        """
+        from mla_decode_rocm_aiter.probe import (  # noqa: PLC0415 - starts processes
+            probe,
+        )
+
+        return probe(device, as_json=as_json)
+
     def _forward(self, call: CheckedCall) -> None:
         from mla_decode_rocm_aiter.forward import (  # noqa: PLC0415 - as above
             aiter_forward,

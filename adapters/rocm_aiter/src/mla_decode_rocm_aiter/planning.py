@@ -73,7 +73,9 @@ def _plan(facts: Facts, problem: DecodeProblem) -> tuple[tuple[Refusal, ...], Ro
             routes[q, mask is Mask.CAUSAL] = found
         else:
             reasons |= dict.fromkeys(found)
-    known = facts.memo[key] = (tuple(reasons), routes)
+    known = (tuple(reasons), routes)
+    if facts.profile is not None:
+        facts.memo[key] = known
     return known
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mla_decode import Mask, Refusal, RefusalCode
 from mla_decode_rocm_aiter.heads import AiterMLAHelper
+from mla_decode_rocm_aiter.keys import KernelKey
 from mla_decode_rocm_aiter.limits import kernel_limits, leaving_variables
 from mla_decode_rocm_aiter.walks import kv_walks
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from mla_decode import DecodeProblem
     from mla_decode_rocm_aiter.facts import Facts
-    from mla_decode_rocm_aiter.keys import KernelKey
 
 
 class RouteKind(str, enum.Enum):
@@ -123,7 +123,9 @@ def _try_once(
     key = (asked, q, mask, kind, leaving_variables())
     found: Route | list[Refusal] | None = facts.memo.get(key)
     if found is None:
-        found = facts.memo[key] = _try(facts, problem, q, mask, kind)
+        found = _try(facts, problem, q, mask, kind)
+        if facts.profile is not None:
+            facts.memo[key] = found
     return found
 
 
@@ -134,7 +136,7 @@ def _try(
     dtypes = (problem.q_dtype, problem.kv_dtype)
     persistent = kind is RouteKind.SCHEDULED
     if facts.profile is None:
-        return [_unread(facts)]
+        return probed_route(facts, problem, q, mask, kind)
     found = facts.resolve(
         heads,
         q,
@@ -152,14 +154,59 @@ def _try(
     return Route(kind=kind, key=found, heads=heads, walks=walks)
 
 
-def _unread(facts: Facts) -> Refusal:
-    return Refusal(
-        code=RefusalCode.VERSION,
-        message=f"nobody has read what AITER {facts.release} does with this block",
-        got=f"AITER {facts.release}",
-        allowed="a release with a profile",
-        fix="run `mla-decode probe rocm_aiter` on the GPU",
+def probed_route(
+    facts: Facts, problem: DecodeProblem, q: int, mask: Mask, kind: RouteKind
+) -> Route | list[Refusal]:
+    """The way of a block on a release that nobody has read: what a probe saw work.
+
+    Walks and folds are unknown and counted at their worst.
+    """
+    from mla_decode_rocm_aiter.probe.record import (  # noqa: PLC0415 - only where unread
+        driver_version,
+        read_record,
+        record_path,
     )
+    from mla_decode_rocm_aiter.probe.shapes import ProbeShape  # noqa: PLC0415 - as above
+
+    heads = AiterMLAHelper.get_actual_mla_num_heads(problem.num_q_heads)
+    causal = mask is Mask.CAUSAL
+    shape = ProbeShape(
+        heads=heads,
+        q=q,
+        q_dtype=problem.q_dtype,
+        kv_dtype=problem.kv_dtype,
+        causal=causal,
+        lse=problem.needs_lse,
+    )
+    path = record_path(facts.release, facts.arch, driver_version())
+    seen = read_record(path).get(shape)
+    if seen is not None and seen.outcome == "works" and kind is RouteKind.SCHEDULED:
+        groups = heads // 16
+        key = KernelKey(
+            gqa=16,
+            qseqlen=q,
+            causal=int(causal),
+            persistent=True,
+            lse=problem.needs_lse,
+            heads=16,
+            q=q,
+            fold=groups,
+            q_per_call=q,
+            kernels=("seen by a probe",),
+        )
+        return Route(kind=kind, key=key, heads=heads, walks=groups * q)
+    happened = f"; a probe saw: {seen.outcome} ({seen.detail})" if seen else ""
+    return [
+        Refusal(
+            code=RefusalCode.VERSION,
+            message=f"nobody has read what AITER {facts.release} does with this block",
+            got=f"AITER {facts.release}, {shape}{happened}",
+            allowed="a release with a profile, or a shape that a probe saw work",
+            fix="run `mla-decode probe rocm_aiter` on the GPU"
+            if seen is None
+            else "use another block, lowering='exact', or triton_mla",
+        )
+    ]
 
 
 def _is_fp8_pair(facts: Facts, problem: DecodeProblem, q: int, mask: Mask) -> bool:
