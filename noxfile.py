@@ -26,14 +26,14 @@ ROOT = Path(__file__).parent
 SHARED = ROOT / ".nox" / "shared"
 REPORTS = ROOT / ".nox" / "reports"
 CONSTRAINTS = ROOT / "constraints.txt"
-DISTRIBUTIONS = (
-    "core",
-    "adapters/rocm_aiter",
-    "adapters/cuda_flashmla",
-    "adapters/triton_mla",
-    "contract_tests",
+DISTRIBUTIONS = tuple(
+    sorted(
+        path.parent.relative_to(ROOT).as_posix()
+        for pattern in ("core", "contract_tests", "adapters/*", "engines/*")
+        for path in ROOT.glob(f"{pattern}/pyproject.toml")
+    )
 )
-SOURCES = tuple(f"{distribution}/src" for distribution in DISTRIBUTIONS)
+SOURCES = tuple(f"{name}/src" for name in DISTRIBUTIONS if "engines/" not in name)
 OTHER_TESTS = ("adapters", "contract_tests/tests", "tests")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 QUICK = "not slow and not cuda and not rocm"

@@ -31,7 +31,8 @@ def test_names_only_modules_that_exist(writer):
         if not (ROOT / folder / "src" / package / name).exists()
     }
     assert gone == set(), "run python tools/architecture.py"
-    assert folders == list(writer.DISTRIBUTIONS)
+    assert set(folders) <= set(writer.DISTRIBUTIONS)
+    assert {"core", "contract_tests", "adapters/triton_mla"} <= set(folders)
 
 
 def test_takes_the_first_sentence_of_a_docstring(writer):

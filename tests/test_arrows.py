@@ -22,7 +22,7 @@ PROJECTS = {
     path.parent.relative_to(ROOT).as_posix(): tomllib.loads(
         path.read_text(encoding="utf-8")
     )
-    for pattern in ("core", "contract_tests", "adapters/*")
+    for pattern in ("core", "contract_tests", "adapters/*", "engines/*")
     for path in ROOT.glob(f"{pattern}/pyproject.toml")
 }
 PACKAGES = {
@@ -77,7 +77,7 @@ def test_finds_an_import_that_stands_inside_a_function():
     assert set(imported(source)) == {"mla_decode_triton", "a"}
 
 
-def test_core_and_all_backend_objects_load_without_torch_or_a_vendor_library():
+def test_core_loads_without_torch_and_all_backends_without_a_kernel_library():
     code = (
         "import sys, mla_decode\n"
         "assert 'torch' not in sys.modules, 'import mla_decode loads torch'\n"
@@ -85,7 +85,7 @@ def test_core_and_all_backend_objects_load_without_torch_or_a_vendor_library():
         "assert {'reference', 'rocm_aiter', 'cuda_flashmla', 'triton_mla'} <= set(found)\n"
         "broken = {n: str(c.refusal) for n, c in found.items() if c.backend is None}\n"
         "assert not broken, broken\n"
-        "heavy = {'torch', 'triton', 'aiter', 'flash_mla'} & set(sys.modules)\n"
+        "heavy = {'triton', 'aiter', 'flash_mla'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     run = subprocess.run(

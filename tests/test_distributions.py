@@ -17,7 +17,7 @@ else:
 ROOT = Path(__file__).parents[1]
 FOLDERS = sorted(
     path.parent
-    for pattern in ("core", "contract_tests", "adapters/*")
+    for pattern in ("core", "contract_tests", "adapters/*", "engines/*")
     for path in ROOT.glob(f"{pattern}/pyproject.toml")
 )
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/*.md")})

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "ARCHITECTURE.md"
 MARKER = "<!-- below: written by tools/architecture.py -->\n"
-DISTRIBUTIONS = (
-    "core",
-    "contract_tests",
-    "adapters/rocm_aiter",
-    "adapters/cuda_flashmla",
-    "adapters/triton_mla",
+DISTRIBUTIONS = tuple(
+    sorted(
+        path.parent.relative_to(ROOT).as_posix()
+        for pattern in ("core", "contract_tests", "adapters/*", "engines/*")
+        for path in ROOT.glob(f"{pattern}/pyproject.toml")
+    )
 )
 
 
