@@ -151,7 +151,8 @@ class Launcher:
     ) -> None:
         constants, values = self._constants_of(variant)
         if compiled is not None:
-            compiled[grid](*arguments, *values)
+            # An address spares the driver the question of where a tensor lives.
+            compiled[grid](*map(_address, arguments), *values)
         elif self._interpreted:
             kernel[grid](*arguments, **constants)
         else:
@@ -252,3 +253,7 @@ class Launcher:
         )
         compiled[1, 1, 1]  # as above
         return compiled
+
+
+def _address(argument: Any) -> Any:
+    return argument.data_ptr() if isinstance(argument, torch.Tensor) else argument

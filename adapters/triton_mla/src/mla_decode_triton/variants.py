@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mla_decode.problem import LATENT_WIDTH
+
 if TYPE_CHECKING:
     from mla_decode.problem import DecodeProblem
     from mla_decode_triton.tiles import ArchTiles, Tile
 
-INTERPRETED_MERGE_COLUMNS = 512
-"""One program a row: an interpreted program costs milliseconds whatever it does."""
-_MERGE_COLUMNS = 64
-_MERGE_SPLITS = 64
+_MIN_COLUMNS = 64
+_MERGE_ELEMENTS = 4096
+"""Partial outputs that one program of the merge holds at a time."""
 _MERGE_WARPS = 4
 _FUSION = {"enable_fp_fusion": True}
 """Said aloud: the default is about to change between Triton releases."""
@@ -91,14 +92,15 @@ class MergeVariant:
         return {
             "NEEDS_LSE": self.needs_lse,
             "MAX_SPLITS": self.max_splits,
-            "BLOCK_SPLITS": min(self.max_splits, _MERGE_SPLITS),
+            "BLOCK_SPLITS": min(self.max_splits, _MERGE_ELEMENTS // _MIN_COLUMNS),
             "BLOCK_COLUMNS": self.columns(interpreted=interpreted),
         }
 
-    @staticmethod
-    def columns(*, interpreted: bool) -> int:
+    def columns(self, *, interpreted: bool) -> int:
         """Of the 512 columns of a row, how many one program merges."""
-        return INTERPRETED_MERGE_COLUMNS if interpreted else _MERGE_COLUMNS
+        if interpreted:  # a program costs milliseconds, whatever it does
+            return LATENT_WIDTH
+        return min(LATENT_WIDTH, max(_MIN_COLUMNS, _MERGE_ELEMENTS // self.max_splits))
 
     @property
     def options(self) -> dict[str, Any]:

@@ -74,9 +74,25 @@ def _as_operand(
 
 
 @triton.jit
+def _find_pages(
+    table_row, token0, seq_len, PAGE: tl.constexpr, BLOCK_TOKENS: tl.constexpr
+):
+    """The page of a tile, or of each of its tokens where pages are shorter.
+
+    Reads no slot past those in use.
+    """
+    if PAGE >= BLOCK_TOKENS:
+        pages = tl.load(table_row + token0 // PAGE, mask=token0 < seq_len, other=0)
+    else:
+        tokens = token0 + tl.arange(0, BLOCK_TOKENS)
+        pages = tl.load(table_row + tokens // PAGE, mask=tokens < seq_len, other=0)
+    return pages
+
+
+@triton.jit
 def _load_tile(
     kv,
-    table_row,
+    pages,
     token0,
     seq_len,
     page_stride,
@@ -85,20 +101,18 @@ def _load_tile(
 ):
     """Load [BLOCK_TOKENS, 512] and [BLOCK_TOKENS, 64] of the cache, once.
 
-    Reads no slot at or past `seq_len`, neither of the table nor of a page: such rows
-    are zero.
+    Reads no slot of a page at or past `seq_len`: such rows are zero.
     """
     cols = tl.arange(0, BLOCK_TOKENS)
     tokens = token0 + cols
     inside = tokens < seq_len
+    page_starts = pages.to(tl.int64) * page_stride
     if PAGE >= BLOCK_TOKENS:
-        page = tl.load(table_row + token0 // PAGE).to(tl.int64)
-        base = kv + (page * page_stride + (token0 % PAGE) * _WIDTH)
+        base = kv + (page_starts + (token0 % PAGE) * _WIDTH)
         rows = cols * _WIDTH
     else:
-        page = tl.load(table_row + tokens // PAGE, mask=inside, other=0)
         base = kv
-        rows = page.to(tl.int64) * page_stride + (tokens % PAGE) * _WIDTH
+        rows = page_starts + (tokens % PAGE) * _WIDTH
     latent_ptrs = base + (rows[:, None] + tl.arange(0, _LATENT)[None, :])
     rope_ptrs = base + (rows[:, None] + (tl.arange(0, _ROPE) + _LATENT)[None, :])
     latent = tl.load(latent_ptrs, mask=inside[:, None], other=0.0)
@@ -214,10 +228,15 @@ def decode_kernel(
     acc = tl.full([BLOCK_ROWS, _LATENT], 0, tl.float32)
     decay = tl.full([BLOCK_ROWS], 0, tl.float32)
     weights = tl.full([BLOCK_ROWS, BLOCK_TOKENS], 0, tl.float32 if UPCAST else OPERAND)
+    # Found a tile ahead: a load whose address is itself loaded would be pipelined less.
+    pages = _find_pages(table_row, first * BLOCK_TOKENS, seq_len, PAGE, BLOCK_TOKENS)
     for tile in tl.range(first, last, num_stages=STAGES):
         token0 = tile * BLOCK_TOKENS
         latent, rope = _load_tile(
-            kv_ptr, table_row, token0, seq_len, page_stride, PAGE, BLOCK_TOKENS
+            kv_ptr, pages, token0, seq_len, page_stride, PAGE, BLOCK_TOKENS
+        )
+        pages = _find_pages(
+            table_row, token0 + BLOCK_TOKENS, seq_len, PAGE, BLOCK_TOKENS
         )
         latent = _as_operand(latent, OPERAND, WIDEN_IN_PTX, UPCAST)
         rope = _as_operand(rope, OPERAND, WIDEN_IN_PTX, UPCAST)
