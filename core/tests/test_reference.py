@@ -66,6 +66,8 @@ def drawn_steps(draw):
                 st.integers(block, 40),
                 st.integers(500, 540),
                 st.integers(1020, 1100),
+                st.integers(2040, 2060),
+                st.integers(4090, 4110),
             )
         )
         for block in blocks
@@ -100,7 +102,7 @@ def test_is_what_the_oracle_says(make_step, cpu, fields):
 @pytest.mark.parametrize("causal", [True, False])
 def test_serves_every_dtype_over_several_pieces(make_step, cpu, form, causal):
     step = make_step(
-        seq_lens=(2600, 5, 513),
+        seq_lens=(2600, 4700, 513, 5, 2052, 600),
         query_len=4,
         heads=4,
         page_size=64,
@@ -184,7 +186,7 @@ def test_a_request_does_not_depend_on_the_others_of_its_batch(make_step, cpu):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("seq_len", [300, 515, 1540])
+@pytest.mark.parametrize("seq_len", [300, 515, 1540, 2051, 4610])
 def test_a_token_of_a_causal_block_has_the_bits_that_it_has_alone(
     make_step, cpu, dtype, seq_len
 ):

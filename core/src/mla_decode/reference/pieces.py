@@ -1,91 +1,89 @@
-"""A request's keys in pieces that stay in a core's cache; none is the whole request."""
+"""Keys out of a paged cache, a bounded piece at a time."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
-CHUNK_TOKENS = 512
-"""Most keys of a piece: 576 KiB in bf16."""
+PIECE_TOKENS = 512
+"""Keys of a small piece at most: 576 KiB in bf16."""
+SMALL_IN_LARGE = 4
+"""Small pieces in a large one, as long requests are walked."""
 
 
-class Pieces:
-    """Pieces of one cache: gathered from small pages, or parts of large ones.
+class Span(NamedTuple):
+    """Consecutive keys of a request."""
 
-    A piece is as many whole pages as fit into `CHUNK_TOKENS`, gathered into one small
-    buffer, or that many rows of a page that is larger, in place. Where pieces begin
-    does not depend on a request's length, so that a row's result does not either.
+    pages: Tensor
+    """int32: the request's pages; slots past its keys are never read."""
+    begin: int
+    """The first key, where a small piece begins."""
+    end: int
+    """Past the last key."""
+
+
+class PieceReader:
+    """Gathers pieces from the scattered pages of one cache into one small buffer.
+
+    A small piece is as many whole pages as fit into `PIECE_TOKENS`, or that many keys
+    where pages are larger. Where pieces begin does not depend on a request's length,
+    so that a row's result does not either.
 
     Args:
         kv_cache: [P, S, 576], pages any stride apart.
-        at_once: Full pieces that `full` hands out together.
     """
 
-    def __init__(self, kv_cache: Tensor, at_once: int = 1) -> None:
-        self._cache, self._at_once = kv_cache, at_once
+    def __init__(self, kv_cache: Tensor) -> None:
+        self._dtype = kv_cache.dtype
+        is_fp8 = kv_cache.element_size() == 1  # torch indexes bytes on every device
+        self._cache = kv_cache.view(torch.uint8) if is_fp8 else kv_cache
         self._page_size = page_size = kv_cache.shape[1]
-        self._is_gathered = page_size <= CHUNK_TOKENS
-        self._step = max(1, CHUNK_TOKENS // page_size)
-        self._tokens = min(self._step * page_size, CHUNK_TOKENS)
-        self._raw = kv_cache
-        if kv_cache.element_size() == 1:  # torch indexes bytes on every device
-            self._raw = kv_cache.view(torch.uint8)
-        num_pages = at_once * self._step if self._is_gathered else 0
-        shape = (num_pages, page_size, kv_cache.shape[2])
-        self._buffer = self._raw.new_empty(shape)
+        self._buffer = self._cache.new_empty((0, kv_cache.shape[2]))
+        self.small = max(1, PIECE_TOKENS // page_size) * page_size
+        if page_size > PIECE_TOKENS:
+            self.small: int = PIECE_TOKENS
+        self.large: int = SMALL_IN_LARGE * self.small
 
-    def full_end(self, limit: int) -> int:
-        """Keys of the full pieces that end at or before ``limit``."""
-        if self._is_gathered:
-            return limit // self._tokens * self._tokens
-        begin = limit // self._page_size * self._page_size
-        return begin + (limit - begin) // self._tokens * self._tokens
+    def gather(self, spans: list[Span]) -> Tensor:
+        """The keys of equally long spans: [spans, tokens, 576], valid till the next.
 
-    def full(self, pages: Tensor, end: int) -> Iterator[Tensor]:
-        """Keys ``0..end``, several pieces at once: [M, tokens, 576], valid till next.
-
-        Args:
-            pages: int32 [>= ceil(end / S)]: the request's pages.
-            end: What `full_end` returned.
+        Slots of a last page past a span may be copied but are not handed out: they
+        may hold NaN.
         """
-        if not self._is_gathered:
-            yield from (keys.unsqueeze(0) for keys in self.rest(pages, 0, end))
-            return
-        group = self._at_once * self._step
-        last = end // self._page_size
-        for first in range(0, last, group):
-            gathered = self._gather(pages[first : min(first + group, last)])
-            yield gathered.view(-1, self._tokens, gathered.shape[-1])
+        if self._page_size <= PIECE_TOKENS:
+            gathered = self._gather_pages(spans)
+        else:
+            gathered = self._gather_parts(spans)
+        return gathered.view(self._dtype)
 
-    def rest(self, pages: Tensor, begin: int, end: int) -> Iterator[Tensor]:
-        """Keys ``begin..end``, a piece at a time: [<= tokens, 576], valid till next.
+    def _gather_pages(self, spans: list[Span]) -> Tensor:
+        size, tokens = self._page_size, spans[0].end - spans[0].begin
+        parts = [pages[begin // size : -(-end // size)] for pages, begin, end in spans]
+        pages = torch.cat(parts) if len(parts) > 1 else parts[0]
+        buffer = self._room(pages.shape[0] * size)
+        torch.index_select(
+            self._cache, 0, pages, out=buffer.view(-1, size, buffer.shape[1])
+        )
+        return buffer.view(len(spans), -1, buffer.shape[1])[:, :tokens]
 
-        Args:
-            pages: int32 [ceil(end / S)]: the request's pages.
-            begin: Where a piece begins.
-            end: Past the last key. Slots of its page past it are never handed out:
-                they may hold NaN.
-        """
-        size = self._page_size
-        while begin < end:
-            stop = min(begin + self._tokens, end)
-            first = begin // size
-            if self._is_gathered:
-                rows = self._gather(pages[first : -(-stop // size)])
-                yield rows.view(-1, rows.shape[-1])[: stop - begin]
-            else:
-                stop = min(stop, (first + 1) * size)
-                page = self._cache[int(pages[first])]
-                yield page[begin - first * size : stop - first * size]
-            begin = stop
+    def _gather_parts(self, spans: list[Span]) -> Tensor:
+        size, tokens = self._page_size, spans[0].end - spans[0].begin
+        buffer = self._room(len(spans) * tokens).view(len(spans), tokens, -1)
+        for room, (pages, begin, end) in zip(buffer, spans, strict=True):
+            for number in range(begin // size, -(-end // size)):
+                first = max(begin, number * size)
+                last = min(end, (number + 1) * size)
+                page = self._cache[int(pages[number])]
+                room[first - begin : last - begin].copy_(
+                    page[first - number * size : last - number * size]
+                )
+        return buffer
 
-    def _gather(self, pages: Tensor) -> Tensor:
-        buffer = self._buffer[: pages.shape[0]]
-        torch.index_select(self._raw, 0, pages, out=buffer)
-        return buffer.view(self._cache.dtype)
+    def _room(self, rows: int) -> Tensor:
+        if self._buffer.shape[0] < rows:
+            self._buffer = self._buffer.new_empty((rows, self._buffer.shape[1]))
+        return self._buffer[:rows]

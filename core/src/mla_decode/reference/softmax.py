@@ -13,28 +13,29 @@ if TYPE_CHECKING:
 
 
 class OnlineSoftmax:
-    """The rows of one request on their walk over its keys.
+    """Rows on their walk over their requests' keys.
 
     Every row meets the same pieces in the same order whatever stands beside it, so
     that its result has the same bits alone and in a block.
 
     Args:
-        num_rows: N: query tokens times heads.
-        like: Gives the dtype, float32 or float64, and the device.
+        num_rows: N: query tokens times heads, of one or more requests.
+        device: Where they are.
     """
 
-    def __init__(self, num_rows: int, like: Tensor) -> None:
-        self._peak = like.new_full((num_rows, 1), -torch.inf)
-        self._total = like.new_zeros((num_rows, 1))
-        self._sum = like.new_zeros((num_rows, LATENT_WIDTH))
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        shape = (num_rows, 1)
+        self._peak = torch.full(shape, -torch.inf, device=device)
+        self._total = torch.zeros(shape, device=device)
+        self._sum = torch.zeros((num_rows, LATENT_WIDTH), device=device)
 
     def attend(self, rows: slice, query: Tensor, keys: Tensor) -> None:
         """Let some rows see a piece of keys.
 
         Args:
             rows: Which of the N.
-            query: [rows, 576], already multiplied by every scale.
-            keys: [K, 576], every one a key of the request that these rows see.
+            query: float32 [rows, 576], already multiplied by every scale.
+            keys: float32 [K, 576], every one a key that these rows see.
         """
         scores = query @ keys.t()
         peak, decay = self._raise_peak(rows, scores.amax(dim=1, keepdim=True))
@@ -43,25 +44,26 @@ class OnlineSoftmax:
         self._sum[rows].mul_(decay).addmm_(weights, keys[:, :LATENT_WIDTH])
 
     def merge(self, rows: slice, out: Tensor, lse: Tensor) -> None:
-        """Take a piece that some rows have attended elsewhere.
+        """Take pieces that some rows have attended elsewhere, one a request.
 
         Args:
-            rows: Which of the N.
-            out: [rows, 512]: their output over the piece.
-            lse: [rows]: their log-sum-exp over it, finite.
+            rows: Which of the N: M requests of n rows.
+            out: [M, n, 512]: their output over the piece.
+            lse: float32 [M, n]: their log-sum-exp over it, finite.
         """
-        lse = lse.unsqueeze(-1)
+        lse = lse.reshape(-1, 1)
         peak, decay = self._raise_peak(rows, lse)
         weight = (lse - peak).exp_()
         self._total[rows].mul_(decay).add_(weight)
-        self._sum[rows].mul_(decay).addcmul_(out.to(self._sum.dtype), weight)
+        summed = self._sum[rows].mul_(decay).view(out.shape)
+        summed.addcmul_(out, weight.view(*out.shape[:2], 1))
 
     def result(self) -> tuple[Tensor, Tensor]:
         """Output [N, 512] and log-sum-exp [N]; (0, -inf) for rows without a key."""
-        total = self._total
-        is_empty = total == 0
-        out = torch.where(is_empty, 0.0, self._sum / total)
-        lse = torch.where(is_empty, -torch.inf, self._peak + total.log())
+        out = self._sum.div_(self._total)
+        is_empty = self._total == 0
+        out.masked_fill_(is_empty, 0.0)
+        lse = torch.where(is_empty, -torch.inf, self._peak + self._total.log())
         return out, lse.squeeze(-1)
 
     def _raise_peak(self, rows: slice, peak: Tensor) -> tuple[Tensor, Tensor]:
