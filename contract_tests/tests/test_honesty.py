@@ -100,6 +100,38 @@ def test_refused_though_declared_fails(reference, target):
     assert "the capability row declares" in result.failure.message
 
 
+def _lacking_fp8(reference):
+    """A row with fp8, over a library that was built without it."""
+
+    def refusals(self, problem, device):
+        reasons = type(reference).refusals(self, problem, device)
+        if problem.kv_dtype == "fp8":
+            reasons.append(
+                Refusal(
+                    code=RefusalCode.DEPENDENCY,
+                    message="the installed build has no fp8 kernels",
+                    got="a",
+                    allowed="b",
+                    fix="c",
+                )
+            )
+        return reasons
+
+    return derive(reference, refusals=refusals)
+
+
+def test_what_the_installed_library_lacks_is_refused_with_its_own_code(
+    reference, target
+):
+    lacking = _lacking_fp8(reference)
+    served = run_case("scale.fp8_is_applied", lacking, target)
+    assert "works though declared unsupported" in served.failure.message
+    typed = _refusing_builder(lacking, _typed)
+    refused = run_case("scale.fp8_is_applied", typed, target)
+    assert refused.outcome is Outcome.REFUSED
+    assert refused.notes == ("declared, but not in the installed library",)
+
+
 def test_a_backend_that_accepts_nothing_fails_with_its_reasons(reference, target):
     closed = _narrow(
         reference, dtypes=frozenset({("fp8", "bf16")}), out_dtypes=frozenset({"fp16"})

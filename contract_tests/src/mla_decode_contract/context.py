@@ -50,6 +50,8 @@ _CODES: dict[str, frozenset[str]] = {
     "max_num_reqs": frozenset({"feature"}),
     "max_model_len": frozenset({"feature"}),
 }
+_LIBRARY = frozenset({"dependency", "version"})
+"""What a backend says where its row has a kernel and the installed library has not."""
 _FEATURES = frozenset({"query_lens", "masks", "needs_lse", "dcp", "graphs", "gap_rows"})
 
 
@@ -108,19 +110,31 @@ class CaseContext:
             RefusalViolation: The row declares it, yet every such problem is refused;
                 or the backend accepts nothing at all.
         """
-        declared = False
+        declared, absent = False, None
         for problem in self._candidates(must):
             if self.backend.capability.refusals(problem, self.device):
                 continue
-            if not self.refusals(problem):
+            reasons = {str(reason.code) for reason in self.refusals(problem)}
+            if not reasons:
                 self.problems.append(problem.as_dict())
                 return problem
             declared = True
+            if reasons <= _LIBRARY and absent is None:
+                absent = problem
+        base = self._accepted_base()
+        if absent is not None:
+            self.notes.append("declared, but not in the installed library")
+            raise DeclaredUnsupported(absent, _LIBRARY)
         if declared and must and set(must) <= _FEATURES:
             raise RefusalViolation(
                 f"the capability row declares {_words(must)}, yet `refusals` refuses "
                 "every head count, page size and dtype of the row with it"
             )
+        codes: frozenset[str] = frozenset().union(*(_CODES[key] for key in must))
+        raise DeclaredUnsupported(_with(base, must), codes)
+
+    def _accepted_base(self) -> DecodeProblem:
+        """The plainest problem that the backend accepts."""
         rows = self.backend.capability
         inside = (p for p in self._candidates({}) if not rows.refusals(p, self.device))
         base = next((p for p in inside if not self.refusals(p)), None)
@@ -130,8 +144,7 @@ class CaseContext:
                 f"no problem is accepted on {self.device.arch}; the plainest one: "
                 + "; ".join(map(str, self.refusals(first)))
             )
-        codes: frozenset[str] = frozenset().union(*(_CODES[key] for key in must))
-        raise DeclaredUnsupported(_with(base, must), codes)
+        return base
 
     def builder(
         self, problem: DecodeProblem, **kwargs: Any
