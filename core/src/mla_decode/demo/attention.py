@@ -109,13 +109,13 @@ class LatentAttention:
 
     def __init__(self, group: GroupShape, serving: Serving) -> None:
         self.group = group
-        self.decoder = MLADecoder(
+        self.decoder: MLADecoder = MLADecoder(
             group.problem(serving.dtype),
             serving.backend,
             serving.lowering,
             device=serving.device,
         )
-        self.cache = PagedLatentCache(
+        self.cache: PagedLatentCache = PagedLatentCache(
             group.num_reqs * -(-group.max_model_len // PAGE_SIZE),
             PAGE_SIZE,
             num_layers=group.num_layers,

@@ -29,13 +29,13 @@ class BlockDrafter(nn.Module):
         super().__init__()
         self.shape = shape
         width = shape.model_width
-        self.fuse = nn.Linear(shape.num_layers * width, width, bias=False)
-        self.slots = nn.Parameter(torch.empty(shape.block_len, width))
-        self.layers = nn.ModuleList(
+        self.fuse: nn.Linear = nn.Linear(shape.num_layers * width, width, bias=False)
+        self.slots: nn.Parameter = nn.Parameter(torch.empty(shape.block_len, width))
+        self.layers: nn.ModuleList = nn.ModuleList(
             LatentLayer(shape, shape.drafter_mlp_width)
             for _ in range(shape.num_drafter_layers)
         )
-        self.final_norm = nn.RMSNorm(width, eps=1e-6)
+        self.final_norm: nn.RMSNorm = nn.RMSNorm(width, eps=1e-6)
 
     def latent_layers(self) -> tuple[LatentLayer, ...]:
         """The layers, first to last."""

@@ -65,10 +65,11 @@ class Generator:
         num_reqs: int,
     ) -> None:
         device = serving.device.torch_device
-        self.target, self.drafter = target.to(device), drafter.to(device)
+        self.target: TargetModel = target.to(device)
+        self.drafter: BlockDrafter = drafter.to(device)
         self.draft_len = draft_len
         shape = target.shape
-        self.target_group = GroupShape(
+        self.target_group: GroupShape = GroupShape(
             num_layers=shape.num_layers,
             num_heads=shape.num_heads,
             query_lens=frozenset({1, draft_len + 1, PROMPT_BLOCK}),
@@ -77,14 +78,14 @@ class Generator:
             max_model_len=shape.max_model_len,
             softmax_scale=shape.softmax_scale,
         )
-        self.drafter_group = replace(
+        self.drafter_group: GroupShape = replace(
             self.target_group,
             num_layers=shape.num_drafter_layers,
             query_lens=frozenset({shape.block_len}),
             mask=Mask.NON_CAUSAL,
         )
         groups = (self.target_group, self.drafter_group)
-        self.serving = replace(serving, dtype=widest_dtype(groups, serving))
+        self.serving: Serving = replace(serving, dtype=widest_dtype(groups, serving))
 
     @torch.no_grad()
     def plain(self, prompts: Tensor, num_tokens: int) -> Generation:

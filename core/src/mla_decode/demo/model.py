@@ -40,19 +40,21 @@ class LatentLayer(nn.Module):
         self.shape = shape
         width, heads = shape.model_width, shape.num_heads
         query_width = heads * (shape.nope_width + ROPE_WIDTH)
-        self.attention_norm = nn.RMSNorm(width, eps=1e-6)
-        self.query = nn.Linear(width, query_width, bias=False)
-        self.latent = nn.Linear(width, ROW_WIDTH, bias=False)
-        self.latent_norm = nn.RMSNorm(LATENT_WIDTH, eps=1e-6)
-        self.key_up = nn.Parameter(torch.empty(heads, shape.nope_width, LATENT_WIDTH))
-        self.value_up = nn.Parameter(
+        self.attention_norm: nn.RMSNorm = nn.RMSNorm(width, eps=1e-6)
+        self.query: nn.Linear = nn.Linear(width, query_width, bias=False)
+        self.latent: nn.Linear = nn.Linear(width, ROW_WIDTH, bias=False)
+        self.latent_norm: nn.RMSNorm = nn.RMSNorm(LATENT_WIDTH, eps=1e-6)
+        self.key_up: nn.Parameter = nn.Parameter(
+            torch.empty(heads, shape.nope_width, LATENT_WIDTH)
+        )
+        self.value_up: nn.Parameter = nn.Parameter(
             torch.empty(heads, shape.value_width, LATENT_WIDTH)
         )
-        self.output = nn.Linear(heads * shape.value_width, width, bias=False)
-        self.mlp_norm = nn.RMSNorm(width, eps=1e-6)
-        self.gate = nn.Linear(width, mlp_width, bias=False)
-        self.up = nn.Linear(width, mlp_width, bias=False)
-        self.down = nn.Linear(mlp_width, width, bias=False)
+        self.output: nn.Linear = nn.Linear(heads * shape.value_width, width, bias=False)
+        self.mlp_norm: nn.RMSNorm = nn.RMSNorm(width, eps=1e-6)
+        self.gate: nn.Linear = nn.Linear(width, mlp_width, bias=False)
+        self.up: nn.Linear = nn.Linear(width, mlp_width, bias=False)
+        self.down: nn.Linear = nn.Linear(mlp_width, width, bias=False)
 
     def queries(self, normed: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
         """Project queries before absorption.
@@ -108,11 +110,11 @@ class TargetModel(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.shape = shape
-        self.embedding = nn.Embedding(shape.vocab_size, shape.model_width)
-        self.layers = nn.ModuleList(
+        self.embedding: nn.Embedding = nn.Embedding(shape.vocab_size, shape.model_width)
+        self.layers: nn.ModuleList = nn.ModuleList(
             LatentLayer(shape, shape.mlp_width) for _ in range(shape.num_layers)
         )
-        self.final_norm = nn.RMSNorm(shape.model_width, eps=1e-6)
+        self.final_norm: nn.RMSNorm = nn.RMSNorm(shape.model_width, eps=1e-6)
 
     def latent_layers(self) -> tuple[LatentLayer, ...]:
         """The layers, first to last."""

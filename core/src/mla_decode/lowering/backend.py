@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from mla_decode.backend import Backend
     from mla_decode.builder import Validation
+    from mla_decode.capability import Capability
     from mla_decode.device import DeviceInfo
     from mla_decode.forward_check import CheckedCall
     from mla_decode.lowering.plan import Plan, Rewrite
@@ -46,10 +47,12 @@ class LoweredBlock:
         self.rewrite = rewrite
         self.builder = builder
         info, device = builder.device_info, builder.device
-        self.tables = (
+        self.tables: VirtualTables | None = (
             VirtualTables(problem, rewrite, device) if rewrite.num_virtual > 1 else None
         )
-        self.padded = PaddedRows(problem, rewrite, info) if rewrite.pad_rows else None
+        self.padded: PaddedRows | None = (
+            PaddedRows(problem, rewrite, info) if rewrite.pad_rows else None
+        )
         step = rewrite.lowered.max_query_len
         count = torch.arange(rewrite.lowered.max_num_reqs + 1, dtype=torch.int32)
         self._starts_cpu = count * step
@@ -153,9 +156,9 @@ class LoweredBackend(BackendBase):
     def __init__(self, inner: Backend, plan: Plan) -> None:
         self.inner = inner
         self.plan = plan
-        self.name = inner.name  # type: ignore[misc]  # an instance stands for its inner backend
-        self.capability = inner.capability  # type: ignore[misc]  # as above
-        self.deterministic = inner.deterministic  # type: ignore[misc]  # as above
+        self.name: str = inner.name  # type: ignore[misc]  # an instance stands for its inner backend
+        self.capability: Capability = inner.capability  # type: ignore[misc]  # as above
+        self.deterministic: bool = inner.deterministic  # type: ignore[misc]  # as above
         namespace = {
             "inner": inner,
             "plan": plan,
