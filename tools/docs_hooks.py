@@ -34,6 +34,7 @@ ORDER = (
     "flashmla.md",
     "triton.md",
     "hopper.md",
+    "reports.md",
     "faults.md",
     "upstream.md",
     "glossary.md",
