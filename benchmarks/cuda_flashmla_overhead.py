@@ -46,14 +46,15 @@ CALLS_A_BURST = 10
 
 
 def run_overhead(device: DeviceInfo, *, bursts: int, rounds: int, small: bool) -> Any:
-    """Paired medians for every shape and variant."""
-    return [
-        vars(shape)
-        | _host(device, shape, bursts)
-        | _device(device, shape, rounds, 256 if small else 4096)
-        for shape in SHAPES
-        if not small or (shape.H, shape.Q) == (16, 1)
-    ]
+    """Paired medians for every shape and variant, in inference mode as engines run."""
+    with torch.inference_mode():
+        return [
+            vars(shape)
+            | _host(device, shape, bursts)
+            | _device(device, shape, rounds, 256 if small else 4096)
+            for shape in SHAPES
+            if not small or (shape.H, shape.Q) == (16, 1)
+        ]
 
 
 def _calls(

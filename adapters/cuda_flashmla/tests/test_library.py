@@ -153,15 +153,16 @@ def test_the_mask_and_the_scale_arrive_where_they_belong():
             flash_mla_with_kvcache=recorded_decode(calls),
         )
     )
-    found.dense.decode(
-        torch.zeros(1, 2, 4, 576),
-        torch.zeros(1, 64, 1, 576),
+    bound = found.dense.bind(
         torch.zeros(1, 1, dtype=torch.int32),
         torch.ones(1, dtype=torch.int32),
         "object",
-        0.1,
         True,
-        (None, None),
+    )
+    bound(
+        q=torch.zeros(1, 2, 4, 576),
+        k_cache=torch.zeros(1, 64, 1, 576),
+        softmax_scale=0.1,
     )
     assert calls == [{"softmax_scale": 0.1, "causal": True}]
 

@@ -73,7 +73,7 @@ def test_the_2025_scheduler_plans_fewer_requests(kit):
 
 def test_a_copy_without_fp8_is_refused_with_one_that_has_it(kit):
     reasons = backend.refusals(kit.problem(q_dtype="fp8"), kit.assumed("sched_meta"))
-    assert [str(reason.code) for reason in reasons] == ["dependency"]
+    assert [str(reason.code) for reason in reasons] == ["kv_dtype"]
     assert "sgl-flash-mla" in reasons[0].fix
 
 

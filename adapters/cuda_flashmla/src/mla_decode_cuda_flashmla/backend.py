@@ -77,6 +77,14 @@ class FlashMLABackend(BackendBase):
 
         return decode
 
+    @cached_property
+    def _decode_known(self) -> Callable[..., DecodeOutput | None]:
+        from mla_decode_cuda_flashmla.forward import (  # noqa: PLC0415 - as above
+            decode_known,
+        )
+
+        return decode_known
+
     def refusals(self, problem: DecodeProblem, device: DeviceInfo) -> list[Refusal]:
         """Every reason: capability, limits, the installed library."""
         return refusals(problem, device)
@@ -167,6 +175,10 @@ class FlashMLABackend(BackendBase):
 
         Without ``out`` the library's own output is returned and nothing is copied.
         """
+        if q_scale is None and kv_scale is None:
+            known = self._decode_known(q, kv_cache, metadata, softmax_scale, out, lse)
+            if known is not None:
+                return known
         call = check_forward(
             self.builder_cls,
             q,

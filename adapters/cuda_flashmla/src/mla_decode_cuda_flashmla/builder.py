@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from mla_decode.batch import QueryLenSupport
 from mla_decode.builder import GraphSupport, MLADecodeMetadataBuilder
+from mla_decode.dtypes import torch_dtype
 from mla_decode.errors import BackendRefused
 from mla_decode.metadata import DecodeMetadata
+from mla_decode.problem import LATENT_WIDTH, ROW_WIDTH
+from mla_decode_cuda_flashmla.caches import KnownCaches
 from mla_decode_cuda_flashmla.capture import current_capture, simulated_capture
 from mla_decode_cuda_flashmla.inspection import LibraryRefused
 from mla_decode_cuda_flashmla.library import library_for
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from mla_decode.builder import Validation
     from mla_decode.device import DeviceInfo
     from mla_decode.problem import DecodeProblem
-    from mla_decode_cuda_flashmla.forms import DenseDecode
+    from mla_decode_cuda_flashmla.forms import BoundDecode, DenseDecode
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -40,18 +43,26 @@ class FlashMLAMetadata(DecodeMetadata):
     """bool [num_reqs, 1, 1, 1]: requests without keys; None where the kernel knows."""
     num_rows: int
     """Q*H."""
+    q_shape: tuple[int, int, int]
+    """(T, H, 576)."""
+    kernel_q_shape: tuple[int, int, int, int]
+    """(num_reqs, Q, H, 576)."""
+    out_shape: tuple[int, int, int]
+    """(T, H, 512)."""
     current_capture: Callable[[], int]
     """Tells the graph capture that a call is part of."""
-    schedules: dict[int, Any] = field(default_factory=dict)
-    """By capture: all layers of a step share one, each graph has its own."""
+    calls: dict[int, BoundDecode] = field(default_factory=dict)
+    """By capture: all layers of a step share one schedule, each graph has its own."""
 
-    def schedule(self) -> Any:
-        """This step's schedule within the current capture, planned on first use."""
+    def call(self) -> BoundDecode:
+        """This step's call within the current capture, planned on first use."""
         capture = self.current_capture()
-        found = self.schedules.get(capture)
+        found = self.calls.get(capture)
         if found is None:
-            found = self.kernel.plan(self.kernel_lens, self.num_rows)
-            self.schedules[capture] = found
+            kernel, lens = self.kernel, self.kernel_lens
+            schedule = kernel.plan(lens, self.num_rows)
+            found = kernel.bind(self.kernel_table, lens, schedule, self.causal)
+            self.calls[capture] = found
         return found
 
 
@@ -76,10 +87,20 @@ class FlashMLAMetadataBuilder(MLADecodeMetadataBuilder):
     ) -> None:
         super().__init__(problem, device, validate=validate)
         self.kernel = self._find_kernel()
-        self._current_capture = (
-            simulated_capture if self.device_info.assumed else current_capture
+        self.is_capturing: Callable[[], object] = torch.cuda.is_current_stream_capturing
+        self._current_capture = current_capture
+        self.guards_device = (
+            self.device.type == "cuda" and torch.cuda.device_count() > 1
         )
+        if self.device_info.assumed:
+            self.is_capturing = self._current_capture = simulated_capture
         self._no_pages = self._zeros(torch.int32, problem.max_num_reqs, 1)
+        self.min_scale = self.kernel.min_scale
+        self.needs_lse = problem.needs_lse
+        self.known_caches = KnownCaches()
+        self.q_dtype = torch_dtype(problem.q_dtype, self.device_info)
+        self.out_dtype = torch_dtype(problem.out_dtype, self.device_info)
+        self.device_number = -1 if self.device.index is None else self.device.index
         self._guarded: _GuardedEmpties | None = None
         if not self.kernel.serves_empty_rows:
             self._guarded = _GuardedEmpties(problem, self.device)
@@ -109,7 +130,8 @@ class FlashMLAMetadataBuilder(MLADecodeMetadataBuilder):
         dcp_tot_seq_lens_device: Tensor | None,
     ) -> FlashMLAMetadata:
         del query_start_loc_cpu  # blocks are uniform: the shape of q says it all
-        num_reqs = seq_lens_device.shape[0]
+        num_reqs, heads = seq_lens_device.shape[0], self.problem.num_q_heads
+        query_len, rows = self._decode_query_len, num_decode_tokens
         table, lens = self._readable(block_table_tensor), seq_lens_device
         empty = None
         if self._guarded is not None:
@@ -120,13 +142,16 @@ class FlashMLAMetadataBuilder(MLADecodeMetadataBuilder):
             query_start_loc=query_start_loc_device,
             max_seq_len=max_seq_len,
             num_reqs=num_reqs,
-            num_decode_tokens=num_decode_tokens,
+            num_decode_tokens=rows,
             dcp_tot_seq_lens=dcp_tot_seq_lens_device,
             kernel=self.kernel,
             kernel_table=table,
             kernel_lens=lens,
             empty=empty,
-            num_rows=self._decode_query_len * self.problem.num_q_heads,
+            num_rows=query_len * heads,
+            q_shape=(rows, heads, ROW_WIDTH),
+            kernel_q_shape=(num_reqs, query_len, heads, ROW_WIDTH),
+            out_shape=(rows, heads, LATENT_WIDTH),
             current_capture=self._current_capture,
         )
 

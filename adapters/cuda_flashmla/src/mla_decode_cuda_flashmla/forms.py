@@ -7,6 +7,7 @@ then lands on the scale, and nothing is raised. Nothing is passed by position he
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mla_decode.problem import LATENT_WIDTH
@@ -20,6 +21,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
+
+
+class BoundDecode(Protocol):
+    """A step's call, for each of its layers."""
+
+    def __call__(
+        self, *, q: Tensor, k_cache: Tensor, softmax_scale: float, **scales: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Run the kernel on the current stream.
+
+        Args:
+            q: [B, Q, H, 576], contiguous, 16-byte aligned.
+            k_cache: [P, 64, 1, 576].
+            softmax_scale: Multiplies q.k.
+            **scales: ``descale_q`` and ``descale_k``, of an fp8 call alone.
+
+        Returns:
+            out [B, Q, H, 512] and lse float32 [B, H, Q], natural logarithm, +inf for a
+            row without keys. Both are the caller's.
+        """
 
 
 class DenseDecode(Protocol):
@@ -50,32 +71,16 @@ class DenseDecode(Protocol):
         Bound to the values of seq_lens, which the library does not check later.
         """
 
-    def decode(
-        self,
-        q: Tensor,
-        kv_cache: Tensor,
-        block_table: Tensor,
-        seq_lens: Tensor,
-        schedule: Any,
-        softmax_scale: float,
-        causal: bool,
-        scales: tuple[Tensor | None, Tensor | None],
-    ) -> tuple[Tensor, Tensor]:
-        """Run the kernel.
+    def bind(
+        self, block_table: Tensor, seq_lens: Tensor, schedule: Any, causal: bool
+    ) -> BoundDecode:
+        """The kernel's call with a step's constants filled in.
 
         Args:
-            q: [B, Q, H, 576], contiguous, 16-byte aligned.
-            kv_cache: [P, 64, 1, 576].
             block_table: int32 [B, width >= 1].
             seq_lens: int32 [B]: those that the schedule was planned for.
             schedule: From `plan`.
-            softmax_scale: Multiplies q.k.
             causal: Tail-aligned mask.
-            scales: (q_scale, kv_scale) of an fp8 call; (None, None) elsewhere.
-
-        Returns:
-            out [B, Q, H, 512] and lse float32 [B, H, Q], natural logarithm, +inf for a
-            row without keys. Both are the caller's.
         """
 
 
@@ -97,28 +102,17 @@ class SchedMetaForm:
         del seq_lens, num_rows
         return self.new_schedule()
 
-    def decode(
-        self,
-        q: Tensor,
-        kv_cache: Tensor,
-        block_table: Tensor,
-        seq_lens: Tensor,
-        schedule: Any,
-        softmax_scale: float,
-        causal: bool,
-        scales: tuple[Tensor | None, Tensor | None],
-    ) -> tuple[Tensor, Tensor]:
-        """See `DenseDecode.decode`."""
-        del scales
-        return self.run(
-            q=q,
-            k_cache=kv_cache,
+    def bind(
+        self, block_table: Tensor, seq_lens: Tensor, schedule: Any, causal: bool
+    ) -> BoundDecode:
+        """See `DenseDecode.bind`."""
+        return partial(
+            self.run,
             block_table=block_table,
             cache_seqlens=seq_lens,
             head_dim_v=LATENT_WIDTH,
             tile_scheduler_metadata=schedule,
             num_splits=None,
-            softmax_scale=softmax_scale,
             causal=causal,
             **self.extra,
         )
@@ -143,29 +137,18 @@ class TileMetadataForm:
             cache_seqlens=seq_lens, num_heads_k=1, **{self.rows_parameter: num_rows}
         )
 
-    def decode(
-        self,
-        q: Tensor,
-        kv_cache: Tensor,
-        block_table: Tensor,
-        seq_lens: Tensor,
-        schedule: Any,
-        softmax_scale: float,
-        causal: bool,
-        scales: tuple[Tensor | None, Tensor | None],
-    ) -> tuple[Tensor, Tensor]:
-        """See `DenseDecode.decode`."""
-        del scales
+    def bind(
+        self, block_table: Tensor, seq_lens: Tensor, schedule: Any, causal: bool
+    ) -> BoundDecode:
+        """See `DenseDecode.bind`."""
         tiles, num_splits = schedule
-        return self.run(
-            q=q,
-            k_cache=kv_cache,
+        return partial(
+            self.run,
             block_table=block_table,
             cache_seqlens=seq_lens,
             head_dim_v=LATENT_WIDTH,
             tile_scheduler_metadata=tiles,
             num_splits=num_splits,
-            softmax_scale=softmax_scale,
             causal=causal,
         )
 
@@ -188,27 +171,15 @@ class Fp8Form:
         """Plan on the current stream."""
         return self.wrap_schedule(*self.new_schedule(seq_lens, num_rows))
 
-    def decode(
-        self,
-        q: Tensor,
-        kv_cache: Tensor,
-        block_table: Tensor,
-        seq_lens: Tensor,
-        schedule: Any,
-        softmax_scale: float,
-        causal: bool,
-        scales: tuple[Tensor | None, Tensor | None],
-    ) -> tuple[Tensor, Tensor]:
-        """See `DenseDecode.decode`."""
-        return self.run(
-            q=q,
-            k_cache=kv_cache,
+    def bind(
+        self, block_table: Tensor, seq_lens: Tensor, schedule: Any, causal: bool
+    ) -> BoundDecode:
+        """See `DenseDecode.bind`."""
+        return partial(
+            self.run,
             block_table=block_table,
             cache_seqlens=seq_lens,
             head_dim_v=LATENT_WIDTH,
-            softmax_scale=softmax_scale,
             causal=causal,
-            descale_q=scales[0],
-            descale_k=scales[1],
             **schedule,
         )

@@ -64,11 +64,11 @@ def refusals(problem: DecodeProblem, device: DeviceInfo) -> list[Refusal]:
 
 def _no_fp8(library: Library) -> Refusal:
     return Refusal(
-        code=RefusalCode.DEPENDENCY,
+        code=RefusalCode.KV_DTYPE,
         message="The installed FlashMLA has no dense fp8 kernel",
-        got=f"{library.distribution} {library.version} ({library.module})",
-        allowed="sgl-flash-mla 1.0.0, or vLLM's vllm._flashmla_extension_C",
-        fix=INSTALL,
+        got=f"fp8 with {library.distribution} {library.version} ({library.module})",
+        allowed="bf16, fp16; fp8 with sgl-flash-mla 1.0.0 or vLLM's fp8 extension",
+        fix=f"choose another cache dtype, or {INSTALL}",
     )
 
 
