@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mla_decode.backend import BackendBase, CliOption, Cost
 from mla_decode.device import DeviceInfo
 from mla_decode.errors import ArgumentError
-from mla_decode_rocm_aiter.capability import CAPABILITY
+from mla_decode_rocm_aiter.capability import capability_of, present_release
 from mla_decode_rocm_aiter.facts import as_simulated, assumed_release, find_facts
 from mla_decode_rocm_aiter.gates import supports_non_causal
 from mla_decode_rocm_aiter.installation import DISTRIBUTION
@@ -22,7 +22,7 @@ from mla_decode_rocm_aiter.workspace import index_entries, workspace_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mla_decode import DecodeProblem, Refusal
+    from mla_decode import Capability, DecodeProblem, Refusal
     from mla_decode.builder import MLADecodeMetadataBuilder
     from mla_decode.forward_check import CheckedCall
     from mla_decode_rocm_aiter.routes import Route
@@ -50,7 +50,6 @@ class AiterMLABackend(BackendBase):
     """
 
     name = "rocm_aiter"
-    capability = CAPABILITY
     cli_options = (
         CliOption(
             name="--aiter-release",
@@ -59,6 +58,11 @@ class AiterMLABackend(BackendBase):
             apply=_assume_release,
         ),
     )
+
+    @property
+    def capability(self) -> Capability:  # type: ignore[override]  # the release in sight decides
+        """What the release in sight serves, by arch; 0.1.20.post1 where there is none."""
+        return capability_of(present_release())
 
     @property
     def builder_cls(self) -> type[MLADecodeMetadataBuilder]:
