@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 import typer
 
-from mla_decode_triton.hopper.launch import HopperStep
+from mla_decode_triton.hopper.launch import HopperStep, Tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,8 +125,10 @@ class Bench:
         """Query [B, Q, H, 576], table, lengths."""
         lengths = point.lengths()
         width = -(-max(lengths) // 64)
-        order = torch.randperm(self.pool.shape[0], device="cuda")
-        pages = order[: point.requests * width].to(torch.int32)
+        # A ragged batch has more slots than the pool has pages: unused ones repeat.
+        slots = torch.arange(point.requests * width, device="cuda")
+        order = torch.randperm(self.pool.shape[0], device="cuda", dtype=torch.int32)
+        pages = order[slots % len(order)]
         q = torch.randn(
             point.requests,
             point.query_len,
@@ -153,10 +155,11 @@ class Bench:
         return statistics.median(a.elapsed_time(b) for a, b in events) * 1e3
 
 
-def make_step(point: Point) -> HopperStep:
+def make_step(point: Point, tuning: Tuning | None = None) -> HopperStep:
     """Buffers for one shape."""
     return HopperStep(
-        max_num_reqs=point.requests,
+        tuning=tuning or Tuning(),
+        max_num_reqs=128,
         query_len=point.query_len,
         num_heads=point.heads,
         device=torch.device("cuda"),
@@ -164,33 +167,39 @@ def make_step(point: Point) -> HopperStep:
     )
 
 
-def ours(
-    bench: Bench, point: Point, q: Tensor, table: Tensor, lens: Tensor
-) -> Callable[[], Tensor]:
+def own(tuning: Tuning) -> Callable[..., Callable[[], Tensor]]:
     """This project's kernel."""
-    step = make_step(point)
-    flat = q.view(-1, point.heads, 576)
-    out = torch.empty(flat.shape[0], point.heads, 512, dtype=q.dtype, device="cuda")
-    lse = torch.empty(flat.shape[0], point.heads, device="cuda")
-    step.build(lens)
 
-    def run() -> Tensor:
-        if point.ragged:
-            step.build(lens)
-        step.forward(
-            flat[..., :512],
-            flat[..., 512:],
-            bench.pool,
-            table,
-            lens,
-            out,
-            lse,
-            softmax_scale=SCALE,
-            causal=point.causal,
+    def make(
+        bench: Bench, point: Point, q: Tensor, table: Tensor, lens: Tensor
+    ) -> Callable[[], Tensor]:
+        step = make_step(point, tuning)
+        flat = q.view(-1, point.heads, 576)
+        out = torch.empty(
+            (flat.shape[0], point.heads, 512), dtype=q.dtype, device="cuda"
         )
-        return out.view(*q.shape[:3], 512)
+        lse = torch.empty((flat.shape[0], point.heads), device="cuda")
+        step.build(lens)
 
-    return run
+        def run() -> Tensor:
+            if point.ragged:
+                step.build(lens)
+            step.forward(
+                flat[..., :512],
+                flat[..., 512:],
+                bench.pool,
+                table,
+                lens,
+                out,
+                lse,
+                softmax_scale=SCALE,
+                causal=point.causal,
+            )
+            return out.view(*q.shape[:3], 512)
+
+        return run
+
+    return make
 
 
 def flash_mla(
@@ -286,7 +295,7 @@ def flash_attention(num_splits: int) -> Callable[..., Callable[[], Tensor]]:
 
 
 PEERS: dict[str, Callable[..., Callable[[], Any]]] = {
-    "ours": ours,
+    "ours": own(Tuning()),
     "flash_mla": flash_mla,
     "fa3_32": flash_attention(32),
     "fa3_1": flash_attention(1),
@@ -403,15 +412,20 @@ def table(results: Path) -> None:
 
 
 @app.command()
-def check(seed: Annotated[int, typer.Option(help="of lengths and values")] = 0) -> None:
+def check(
+    seed: Annotated[int, typer.Option(help="of lengths and values")] = 0,
+    shard: Annotated[str, typer.Option(help="which of how many, as 0/1")] = "0/1",
+) -> None:
     """Compare with float64 on poisoned batches; exit 1 where one disagrees."""
+    index, count = (int(part) for part in shard.split("/"))
     rng = random.Random(seed)  # noqa: S311 - not for secrets
     torch.manual_seed(seed)
     failures = 0
     shapes = [(16, 1), (5, 3), (16, 2), (16, 4), (30, 3), (128, 1), (128, 4), (40, 16)]
-    for (heads, query_len), page in itertools.product(shapes, (64, 16, 32, 128)):
+    cases = list(itertools.product(shapes, (64, 16, 32, 128)))[index::count]
+    for (heads, query_len), page in cases:
         dtype = torch.float16 if page == 32 else torch.bfloat16
-        for causal in {query_len > 1, False}:
+        for causal in sorted({query_len > 1, False}):
             lens = [
                 rng.randint(4096, 9000),
                 0,
@@ -513,6 +527,49 @@ def _check_one(
     return worst
 
 
+VARIANTS = {
+    "in order": Tuning(ahead=False),
+    "ahead": Tuning(ahead=True),
+    "2 tiles": Tuning(min_tiles=2),
+    "4 tiles": Tuning(min_tiles=4),
+    "cheap pieces": Tuning(piece_overhead=1, merge_overhead=1),
+    "dear pieces": Tuning(piece_overhead=6, merge_overhead=6),
+}
+
+
+@app.command()
+def tune() -> None:
+    """What the tunable numbers are worth, at shapes where they should matter."""
+    bench = Bench(128 * 8192)
+    shapes = (
+        ((16, 1, 1, 1024), ("2 tiles", "4 tiles")),
+        ((16, 1, 1, 4096), ("2 tiles", "4 tiles")),
+        ((128, 1, 1, 4096), ("in order", "2 tiles", "4 tiles")),
+        ((128, 1, 1, 16384), ("in order", "2 tiles", "4 tiles")),
+        ((16, 4, 64, 4096), ("ahead", "cheap pieces", "dear pieces")),
+        ((128, 1, 128, 4096), ("in order", "cheap pieces", "dear pieces")),
+        ((128, 4, 64, 4096), ("in order",)),
+        ((128, 8, 128, 1024), ("in order",)),
+    )
+    for (heads, query_len, requests, mean), names in shapes:
+        point = Point(
+            heads=heads,
+            query_len=query_len,
+            requests=requests,
+            mean=mean,
+            causal=True,
+        )
+        inputs = bench.inputs(point)
+        runs = {"default": graphed(own(Tuning())(bench, point, *inputs))}
+        runs |= {n: graphed(own(VARIANTS[n])(bench, point, *inputs)) for n in names}
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(3):
+            for name, (replay, _kept) in runs.items():
+                times[name].append(bench.time_us(replay, 5))
+        shown = {name: round(statistics.median(t), 1) for name, t in times.items()}
+        print(f"H{heads} Q{query_len} B{requests} S{mean}", shown)
+
+
 @app.command()
 def kernels() -> None:
     """Duration of every launch of a step, by the profiler."""
@@ -532,7 +589,7 @@ def kernels() -> None:
             heads=heads, query_len=query_len, requests=requests, mean=mean, causal=True
         )
         q, table_, lens = bench.inputs(point)
-        run = ours(bench, point, q, table_, lens)
+        run = own(Tuning())(bench, point, q, table_, lens)
         step = make_step(point)
         step.build(lens)
         run()
@@ -556,7 +613,7 @@ def host() -> None:
     bench = Bench(128 * 1024)
     point = Point(heads=16, query_len=4, requests=16, mean=1024, causal=True)
     q, table_, lens = bench.inputs(point)
-    step, run = make_step(point), ours(bench, point, q, table_, lens)
+    step, run = make_step(point), own(Tuning())(bench, point, q, table_, lens)
     for name, call in (("build", lambda: step.build(lens)), ("forward", run)):
         samples = []
         for _ in range(50):

@@ -271,22 +271,19 @@ class Product:
 
     def __init__(self, a, b, acc, *, use_acc):
         self.a, self.b, self.acc, self.use_acc = a, b, acc, use_acc
-        self.issued = self.evaluate()
+        self.issued = self._evaluate(acc.issued if isinstance(acc, Product) else acc)
 
-    def evaluate(self):
+    def _evaluate(self, acc):
         a = self.a if isinstance(self.a, torch.Tensor) else self.a.operand()
         product = a.float() @ self.b.operand().float()
-        if not self.use_acc:
-            return product
-        acc = self.acc.evaluate() if isinstance(self.acc, Product) else self.acc
-        return acc + product
+        return acc + product if self.use_acc else product
 
     def result(self):
-        value = self.evaluate()
+        value = self._evaluate(
+            self.acc.result() if isinstance(self.acc, Product) else self.acc
+        )
         if not torch.equal(value, self.issued):
-            raise RuntimeError(
-                "an operand changed while a matrix product was in flight"
-            )
+            raise RuntimeError("an operand changed while a matrix product was in flight")
         return value
 
 
@@ -477,13 +474,10 @@ class World:
         return names
 
 
-def run(kernel, grid, arguments, *, seed=0):
-    """Execute `kernel` (a Gluon kernel) over a grid, one program after the other."""
-    import importlib
-
+def run(module, kernel, grid, arguments, *, seed=0):
+    """Execute a module's Gluon kernel over a grid, one program after the other."""
     from mla_decode_triton.hopper import walk
 
-    module = importlib.import_module(kernel.fn.__module__)
     for y in range(grid[1]):
         for x in range(grid[0]):
             world = World((x, y, 0), seed + 1000 * y + x)
@@ -493,7 +487,7 @@ def run(kernel, grid, arguments, *, seed=0):
                 if hasattr(walk, name) and not name.startswith("__")
             }
             names = world.bind(module, shared)
-            names[kernel.fn.__name__](**arguments)
+            names[kernel](**arguments)
             if world.failed:
                 first = [e for e in world.failed if not isinstance(e, DeadlockError)]
                 raise (first or world.failed)[0]

@@ -9,18 +9,16 @@ import pytest
 import torch
 
 
-def _sibling(name):
-    """A module beside this one: the import mode puts no test folder on the path."""
-    full_name = f"hopper_tests_{name}"
-    if full_name not in sys.modules:
-        path = Path(__file__).with_name(f"{name}.py")
-        spec = importlib.util.spec_from_file_location(full_name, path)
-        sys.modules[full_name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[full_name])
-    return sys.modules[full_name]
+def _load(path):
+    spec = importlib.util.spec_from_file_location(f"hopper_tests_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
-simulator = _sibling("simulator")
+# The import mode puts no test folder on the path.
+simulator = _load(Path(__file__).with_name("simulator.py"))
 SCALE = 576**-0.5
 
 
@@ -84,6 +82,7 @@ def simulate(
     dtype=torch.bfloat16,
     seed=0,
     gap=0,
+    broken=None,
 ):
     from mla_decode_triton.hopper import asym, swap
 
@@ -140,14 +139,15 @@ def simulate(
         NEEDS_LSE=True,
         PAGE=page,
     )
-    kernel = asym.asym_kernel
+    module = swap if variant == "swap" else asym
+    if broken is not None:
+        module = _load(broken)
     if variant != "swap":
         arguments["AHEAD"] = variant == "asym ahead"
     else:
-        kernel = swap.swap_kernel
         arguments["ROWS"] = tile_rows
     grid = (math.ceil(num_rows / tile_rows), num_parts)
-    simulator.run(kernel, grid, arguments, seed=seed)
+    simulator.run(module, f"{variant[:4]}_kernel", grid, arguments, seed=seed)
     merge_kernel[(3,)](
         partial_out,
         partial_lse,
@@ -176,29 +176,31 @@ def check(result, expected):
         )
 
 
-@pytest.mark.parametrize("page", [16, 32, 64, 128])
-@pytest.mark.parametrize("causal", [False, True])
+LENS = [300, 0, 4, 64, 129, 0]
+
+
 @pytest.mark.parametrize(
-    ("variant", "query_len", "num_heads"),
+    ("variant", "query_len", "num_heads", "page", "causal"),
     [
-        ("swap", 1, 16),
-        ("swap", 3, 5),
-        ("swap", 2, 16),
-        ("asym", 4, 16),
-        ("asym", 3, 30),
-        ("asym ahead", 3, 30),
+        ("swap", 1, 16, 64, False),
+        ("swap", 3, 5, 16, True),
+        ("swap", 2, 16, 128, False),
+        ("asym", 4, 16, 64, True),
+        ("asym", 3, 30, 32, False),
+        ("asym", 4, 7, 128, True),
+        ("asym ahead", 3, 30, 64, True),
+        ("asym ahead", 3, 30, 16, False),
     ],
 )
 def test_agrees_with_float64(
     plan_kernel, merge_kernel, variant, query_len, num_heads, causal, page
 ):
-    lens = [300, 0, 4, 64, 129, 0]
     check(
         *simulate(
             variant,
             plan_kernel,
             merge_kernel,
-            lens,
+            LENS,
             query_len=query_len,
             num_heads=num_heads,
             page=page,
@@ -207,3 +209,103 @@ def test_agrees_with_float64(
             seed=page,
         )
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [16, 32, 64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("num_parts", [1, 3, 9])
+@pytest.mark.parametrize(
+    ("variant", "query_len", "num_heads"),
+    [("swap", 3, 5), ("swap", 2, 16), ("asym", 4, 16), ("asym ahead", 3, 30)],
+)
+def test_agrees_with_float64_on_the_whole_grid(
+    plan_kernel, merge_kernel, variant, query_len, num_heads, causal, page, num_parts
+):
+    check(
+        *simulate(
+            variant,
+            plan_kernel,
+            merge_kernel,
+            LENS,
+            query_len=query_len,
+            num_heads=num_heads,
+            page=page,
+            causal=causal,
+            num_parts=num_parts,
+            dtype=torch.float16,
+            seed=num_parts,
+        )
+    )
+
+
+def test_pages_may_lie_apart(plan_kernel, merge_kernel):
+    check(
+        *simulate(
+            "swap",
+            plan_kernel,
+            merge_kernel,
+            LENS,
+            query_len=1,
+            num_heads=16,
+            page=32,
+            causal=False,
+            num_parts=4,
+            gap=40,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("variant", "before", "after", "complaint"),
+    [
+        (
+            "asym",
+            "    fence_async_shared()\n    signal(weights_full)\n",
+            "    signal(weights_full)\n",
+            "unfenced",
+        ),
+        (
+            "asym",
+            "    mbarrier.wait(right_full.index(stage), parity)\n",
+            "",
+            "in flight",
+        ),
+        (
+            "swap",
+            "                mbarrier.wait(left_full.index(stage), parity)\n",
+            "",
+            "in flight",
+        ),
+        ("swap", "            signal(q_free)\n", "", "waiting for parity"),
+        (
+            "swap",
+            "TILE * (HALF + 64) * BYTES",
+            "TILE * HALF * BYTES",
+            "in flight|waiting for parity|arrivals",
+        ),
+    ],
+)
+def test_the_simulator_finds_what_is_planted(
+    plan_kernel, merge_kernel, variant, before, after, complaint, tmp_path, monkeypatch
+):
+    from mla_decode_triton.hopper import asym, swap
+
+    source = Path({"asym": asym, "swap": swap}[variant].__file__).read_text()
+    assert before in source
+    path = tmp_path / f"broken_{variant}.py"
+    path.write_text(source.replace(before, after))
+    monkeypatch.setattr(simulator, "DEADLOCK_S", 3)
+    with pytest.raises(RuntimeError, match=complaint):
+        simulate(
+            variant,
+            plan_kernel,
+            merge_kernel,
+            LENS,
+            query_len=1,
+            num_heads=16,
+            page=64,
+            causal=False,
+            num_parts=2,
+            broken=path,
+        )

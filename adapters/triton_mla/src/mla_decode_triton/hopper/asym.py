@@ -504,7 +504,16 @@ def _multiply(
             item += 1
 
 
-@gluon.jit(do_not_specialize=["num_heads", "query_len", "table_stride", "num_pages"])
+@gluon.jit(
+    do_not_specialize=[
+        "num_heads",
+        "query_len",
+        "table_stride",
+        "num_pages",
+        "num_reqs",
+        "num_parts",
+    ]
+)
 def asym_kernel(
     q_latent,
     q_rope,

@@ -39,6 +39,8 @@ class Tuning:
     min_tiles: int = 1
     merge_columns: int = 128
     merges_per_multiprocessor: int = 3
+    ahead: bool | None = None
+    """Whether scores run a tile ahead; None: where several row tiles share a page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +98,17 @@ class HopperStep:
         rows = self.num_rows
         self.grid = choose_grid(rows, self.multiprocessors)
         slots = 2 * self.grid.parts
-        float32 = {"dtype": torch.float32, "device": self.device}
-        int32 = {"dtype": torch.int32, "device": self.device}
-        self.schedule = torch.zeros(8 + 6 * self._block_parts, **int32)
-        self._scratch = torch.zeros(
-            2 * (1 << self.max_num_reqs.bit_length()) + 8 * self._block_parts, **int32
+        num_scratch = 2 * (1 << self.max_num_reqs.bit_length()) + 8 * self._block_parts
+        self.schedule = torch.zeros(
+            8 + 6 * self._block_parts, dtype=torch.int32, device=self.device
         )
-        self.partial_out = torch.empty((slots, rows, 512), **float32)
-        self.partial_lse = torch.empty((slots, rows), **float32)
+        self._scratch = torch.zeros(num_scratch, dtype=torch.int32, device=self.device)
+        self.partial_out = torch.empty(
+            (slots, rows, 512), dtype=torch.float32, device=self.device
+        )
+        self.partial_lse = torch.empty(
+            (slots, rows), dtype=torch.float32, device=self.device
+        )
 
     @property
     def num_rows(self) -> int:
@@ -121,7 +126,7 @@ class HopperStep:
             seq_lens: int32 [num_reqs] on the device; 0 for requests without keys.
         """
         num_reqs = seq_lens.shape[0]
-        steps = num_reqs.bit_length()
+        steps = self.max_num_reqs.bit_length()
         plan_kernel[(1,)](
             seq_lens,
             self.schedule,
@@ -169,8 +174,10 @@ class HopperStep:
         grid = self.grid
         page_size = cache.shape[1]
         q_box = [1, grid.rows, 64]
-        ahead = {"AHEAD": grid.row_tiles > 1}
-        constants: dict[str, Any] = {"ROWS": grid.rows} if grid.swapped else ahead
+        constants: dict[str, Any] = {"ROWS": grid.rows}
+        if not grid.swapped:
+            ahead = self.tuning.ahead
+            constants = {"AHEAD": grid.row_tiles > 1 if ahead is None else ahead}
         kernel = swap_kernel if grid.swapped else asym_kernel
         kernel[grid.row_tiles, grid.parts](
             self._queries(q_latent, num_reqs, q_box),
