@@ -11,6 +11,7 @@ import typer
 from mla_decode.cli.adapter_options import with_adapter_options
 from mla_decode.cli.coverage import coverage
 from mla_decode.cli.explain import explain
+from mla_decode.cli.probe import probe
 from mla_decode.demo.command import demo
 from mla_decode.version import CONTRACT_VERSION
 
@@ -58,6 +59,7 @@ def main() -> None:
     app.command("explain")(with_adapter_options(explain))
     app.command("coverage")(with_adapter_options(coverage))
     app.command("demo")(demo)
+    app.command("probe")(with_adapter_options(probe))
     try:
         app()
     except SystemExit as stop:
