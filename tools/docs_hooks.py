@@ -50,6 +50,8 @@ MACHINES = (
 )
 MARKER = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
 
+OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([\w./-]+)\)")
+
 
 def on_config(config: Any) -> Any:
     """Put the pages in a reader's order; what the order does not name comes last."""
@@ -61,8 +63,12 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fill in the parts that come from the code."""
-    return MARKER.sub(lambda found: PARTS[found[1]](), markdown)
+    """Fill in what comes from the code; name files outside the site by their path.
+
+    On GitHub such links work, in the site they would lead nowhere.
+    """
+    filled = MARKER.sub(lambda found: PARTS[found[1]](), markdown)
+    return OUTSIDE.sub(r"\1 (`\2`)", filled)
 
 
 def table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
