@@ -272,22 +272,6 @@ def engine_vllm(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "engines/vllm/tests", *chosen)
 
 
-@nox.session(reuse_venv=True, default=False, tags=["engine"])
-def engine_vllm(session: nox.Session) -> None:
-    """Run vLLM itself on a CPU, its MLA layers decoding through the library.
-
-    vLLM brings its own torch, so the session has an environment of its own.
-    """
-    editable = [f"--editable={ROOT / name}" for name in ("core", "engines/vllm")]
-    constraint = f"--constraint={CONSTRAINTS}"
-    session.install(constraint, "torch", *editable, *_group("engine_vllm"))
-    # Their builds on PyPI are for another torch, and break the import of transformers.
-    broken = ("torchvision", "torchaudio", "torchcodec")
-    session.run("python", "-m", "pip", "uninstall", "-q", "-y", *broken)
-    session.install(constraint, *_group("test"))
-    session.run("python", "-m", "pytest", "engines/vllm/tests", *session.posargs)
-
-
 def _tests_of_another_python(session: nox.Session) -> None:
     """Run the quick tests with this interpreter, in an environment of its own."""
     editable = [f"--editable={ROOT / name}" for name in DISTRIBUTIONS]
