@@ -45,11 +45,11 @@ def probe(
 
 
 def _probing(name: str) -> Probes:
-    known = {
-        candidate.name: candidate.backend
-        for candidate in discover().values()
-        if isinstance(candidate.backend, Probes)
-    }
+    known: dict[str, Probes] = {}
+    for candidate in discover().values():
+        backend: object = candidate.backend
+        if isinstance(backend, Probes):
+            known[candidate.name] = backend
     found = known.get(name)
     if found is None:
         raise ArgumentError(
