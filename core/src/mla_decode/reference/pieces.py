@@ -43,9 +43,9 @@ class PieceReader:
         self._cache = kv_cache.view(torch.uint8) if is_fp8 else kv_cache
         self._page_size = page_size = kv_cache.shape[1]
         self._buffer = self._cache.new_empty((0, kv_cache.shape[2]))
-        self.small = max(1, PIECE_TOKENS // page_size) * page_size
-        if page_size > PIECE_TOKENS:
-            self.small: int = PIECE_TOKENS
+        self.small: int = PIECE_TOKENS
+        if page_size <= PIECE_TOKENS:
+            self.small = PIECE_TOKENS // page_size * page_size
         self.large: int = SMALL_IN_LARGE * self.small
 
     def gather(self, spans: list[Span]) -> Tensor:
