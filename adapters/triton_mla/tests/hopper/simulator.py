@@ -14,6 +14,7 @@ deadlock. Registers, layouts and speed are not modelled.
 
 import builtins
 import random
+import sys
 import threading
 import time
 import types
@@ -93,7 +94,8 @@ class Pointer:
             if mask is not None and not mask:
                 return other
             self._check(torch.tensor(self.offset))
-            return Scalar(self.tensor[self.offset].item())
+            value = self.tensor[self.offset].item()
+            return value if isinstance(value, float) else Scalar(value)
         raise NotImplementedError("block loads are not used by these kernels")
 
     def store(self, value, mask):
@@ -148,26 +150,29 @@ class Descriptor:
 class Shared:
     """A view of shared memory; matrices are stored in groups of 64 columns."""
 
-    def __init__(self, store, offset, shape, state=None):
+    def __init__(self, store, offset, shape, unfenced=None):
         self.store_ = store
         self.offset = offset
         self.shape = list(shape)
         self.dtype = store.dtype
-        self.state = state if state is not None else {"unfenced": False}
+        self.unfenced = unfenced if unfenced is not None else {}
 
     def index(self, index):
         size = torch.Size(self.shape[1:]).numel()
         if not 0 <= index < self.shape[0]:
             raise IndexError(f"index {index} of shared memory {self.shape}")
         offset = self.offset + int(index) * size
-        return Shared(self.store_, offset, self.shape[1:], self.state)
+        return Shared(self.store_, offset, self.shape[1:], self.unfenced)
 
     def permute(self, order):
         return Transposed(self, order)
 
+    def _span(self):
+        return self.offset, self.offset + torch.Size(self.shape).numel()
+
     def _cells(self):
-        size = torch.Size(self.shape).numel()
-        return self.store_[self.offset : self.offset + size]
+        start, stop = self._span()
+        return self.store_[start:stop]
 
     def read(self):
         cells = self._cells().clone()
@@ -194,11 +199,12 @@ class Shared:
     def store(self, value):
         if list(value.shape) != self.shape:
             raise ValueError(f"a store of {list(value.shape)} into {self.shape}")
-        self.state["unfenced"] = True
+        self.unfenced[self._span()] = threading.get_ident()
         self.write(value.to(self.dtype))
 
     def operand(self):
-        if self.state["unfenced"]:
+        start, stop = self._span()
+        if any(a < stop and start < b for a, b in list(self.unfenced)):
             raise RuntimeError("a matrix product reads unfenced shared memory")
         return self.read()
 
@@ -283,7 +289,9 @@ class Product:
             self.acc.result() if isinstance(self.acc, Product) else self.acc
         )
         if not torch.equal(value, self.issued):
-            raise RuntimeError("an operand changed while a matrix product was in flight")
+            raise RuntimeError(
+                "an operand changed while a matrix product was in flight"
+            )
         return value
 
 
@@ -295,6 +303,7 @@ class World:
         self.random = random.Random(seed)  # noqa: S311 - not for secrets
         self.failed = []
         self.memories = []
+        self.bound = {}
         self.local = threading.local()
 
     def shake(self):
@@ -379,7 +388,7 @@ class World:
     def reinterpret(memory, _dtype, shape, _layout):
         if torch.Size(shape).numel() != torch.Size(memory.shape).numel():
             raise ValueError(f"{memory.shape} viewed as {shape}")
-        return Shared(memory.store_, memory.offset, shape, memory.state)
+        return Shared(memory.store_, memory.offset, shape, memory.unfenced)
 
     # Hopper.
     @staticmethod
@@ -401,8 +410,11 @@ class World:
         self.shake()
 
     def fence_async_shared(self):
+        me = threading.get_ident()
         for memory in self.memories:
-            memory.state["unfenced"] = False
+            for span, writer in list(memory.unfenced.items()):
+                if writer == me:
+                    del memory.unfenced[span]
 
     def async_load(self, descriptor, origin, barrier, memory):
         if list(memory.shape) != list(descriptor.block):
@@ -457,37 +469,34 @@ class World:
         except Exception as error:  # noqa: BLE001 - raised by run(), in the caller
             self.failed.append(error)
 
-    def bind(self, module, bound=None):
-        """The functions of a Gluon module, in this world's namespace."""
-        names = {}
+    def bind(self, module):
+        """A Gluon module's names, its functions and those it imports bound to this."""
+        if module.__name__ in self.bound:
+            return self.bound[module.__name__]
+        names = self.bound[module.__name__] = {"__builtins__": builtins}
         for name, value in vars(module).items():
             source = getattr(value, "fn", None)
             if isinstance(source, types.FunctionType):
-                names[name] = types.FunctionType(source.__code__, names, name)
+                owner = source.__module__
+                names[name] = (
+                    types.FunctionType(source.__code__, names, name)
+                    if owner == module.__name__
+                    else self.bind(sys.modules[owner])[source.__name__]
+                )
             elif type(value).__name__ == "constexpr":
                 names[name] = value.value
             elif not name.startswith("__") and hasattr(type(self), name):
                 names[name] = getattr(self, name)
-        names.update(bound or {})
-        names.update(gl=self, mbarrier=self, range=self.range, float=float)
-        names["__builtins__"] = builtins
+        names.update(gl=self, mbarrier=self, range=self.range)
         return names
 
 
 def run(module, kernel, grid, arguments, *, seed=0):
     """Execute a module's Gluon kernel over a grid, one program after the other."""
-    from mla_decode_triton.hopper import walk
-
     for y in range(grid[1]):
         for x in range(grid[0]):
             world = World((x, y, 0), seed + 1000 * y + x)
-            shared = {
-                name: value
-                for name, value in world.bind(walk).items()
-                if hasattr(walk, name) and not name.startswith("__")
-            }
-            names = world.bind(module, shared)
-            names[kernel](**arguments)
+            world.bind(module)[kernel](**arguments)
             if world.failed:
                 first = [e for e in world.failed if not isinstance(e, DeadlockError)]
                 raise (first or world.failed)[0]

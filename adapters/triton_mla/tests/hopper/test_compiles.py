@@ -13,10 +13,12 @@ SHARED_LIMIT = 232448
 def _descriptor(dtype, rows):
     from triton.experimental.gluon import language as gl
 
-    return f"tensordesc<{dtype}[1,{rows},64],{gl.NVMMASharedLayout(128, 16, 3)!r}>"
+    bits = 8 if dtype == "fp8e4nv" else 16
+    layout = gl.NVMMASharedLayout(bits * 8, bits, 3)
+    return f"tensordesc<{dtype}[1,{rows},64],{layout!r}>"
 
 
-def compile_gluon(kernel, dtype, page, **constants):
+def compile_gluon(kernel, dtype, page, *, kv_dtype=None, **constants):
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -28,7 +30,9 @@ def compile_gluon(kernel, dtype, page, **constants):
     types |= dict.fromkeys(("table", "seq_lens", "schedule"), "*i32")
     types |= dict.fromkeys(("lse", "partial_out", "partial_lse"), "*fp32")
     types |= dict.fromkeys(constants, "constexpr")
-    types |= {"kv": _descriptor(dtype, min(page, 64)), "scale_log2": "fp32"}
+    types |= {"kv": _descriptor(kv_dtype or dtype, min(page, 64)), "scale_log2": "fp32"}
+    if kv_dtype:
+        types["kv_scale"] = "*fp32"
     types |= {"out": f"*{dtype}"}
     values = {(kernel.arg_names.index(k),): v for k, v in constants.items()}
     source = GluonASTSource(kernel, types, values, {})
@@ -115,6 +119,22 @@ def test_the_variant_for_few_rows_fits(dtype, page, rows, tmp_path):
     assert stack <= 160  # Triton 3.9 keeps a few words there at 32 rows, 3.6 none
     assert listing.count("HGMMA") == 36 + 32
     assert listing.count("WARPGROUP.DEPBAR") == 2
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize(("page", "rows"), [(64, 16), (16, 32)])
+def test_the_variant_for_fp8_caches_fits(page, rows, tmp_path):
+    from mla_decode_triton.hopper.swap_fp8 import swap_fp8_kernel
+
+    compiled = compile_gluon(
+        swap_fp8_kernel, "bf16", page, kv_dtype="fp8e4nv", CAUSAL=True, ROWS=rows
+    )
+    assert compiled.metadata.shared <= SHARED_LIMIT
+    registers, stack, listing = resources(compiled, tmp_path)
+    assert registers <= 168
+    assert stack <= 64
+    assert listing.count("HGMMA") == 36 + 32
+    assert listing.count("UTMALDG") == 9 + 9 * max(1, 64 // page)
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")

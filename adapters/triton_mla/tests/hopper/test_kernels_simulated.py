@@ -20,6 +20,7 @@ def _load(path):
 # The import mode puts no test folder on the path.
 simulator = _load(Path(__file__).with_name("simulator.py"))
 SCALE = 576**-0.5
+KV_SCALE = 0.375
 
 
 def make_batch(lens, query_len, num_heads, page, dtype, *, seed=0, gap=0):
@@ -84,12 +85,17 @@ def simulate(
     gap=0,
     broken=None,
 ):
-    from mla_decode_triton.hopper import asym, swap
+    from mla_decode_triton.hopper import asym, swap, swap_fp8
 
     q, cache, table = make_batch(
         lens, query_len, num_heads, page, dtype, seed=seed, gap=gap
     )
-    expected = oracle(q, cache, table, lens, query_len, num_heads, causal=causal)
+    if variant == "swap_fp8":
+        cache = cache.to(torch.float8_e4m3fn)
+        truth = cache.double() * KV_SCALE
+    else:
+        truth = cache
+    expected = oracle(q, truth, table, lens, query_len, num_heads, causal=causal)
     num_reqs, num_rows = q.shape[:2]
     steps = num_reqs.bit_length()
     block_reqs, block_parts = 1 << steps, 1 << num_parts.bit_length()
@@ -115,7 +121,7 @@ def simulate(
     lse = torch.full((num_reqs * num_rows,), nan)
     partial_out = torch.full((2 * num_parts * num_rows * 512,), nan)
     partial_lse = torch.full((2 * num_parts * num_rows,), nan)
-    tile_rows = 64 if variant != "swap" else (16 if num_rows <= 16 else 32)
+    tile_rows = 64 if "asym" in variant else (16 if num_rows <= 16 else 32)
     pointer, descriptor = simulator.Pointer, simulator.Descriptor
     arguments = dict(  # noqa: C408 - reads as a call
         q_latent=descriptor(q[..., :512], [1, tile_rows, 64]),
@@ -139,15 +145,18 @@ def simulate(
         NEEDS_LSE=True,
         PAGE=page,
     )
-    module = swap if variant == "swap" else asym
+    module = {"swap": swap, "swap_fp8": swap_fp8}.get(variant, asym)
     if broken is not None:
         module = _load(broken)
-    if variant != "swap":
+    if module is asym or "asym" in variant:
         arguments["AHEAD"] = variant == "asym ahead"
     else:
         arguments["ROWS"] = tile_rows
+    if variant == "swap_fp8":
+        arguments["kv_scale"] = pointer(torch.tensor([KV_SCALE]))
     grid = (math.ceil(num_rows / tile_rows), num_parts)
-    simulator.run(module, f"{variant[:4]}_kernel", grid, arguments, seed=seed)
+    name = "asym" if "asym" in variant else variant
+    simulator.run(module, f"{name}_kernel", grid, arguments, seed=seed)
     merge_kernel[(3,)](
         partial_out,
         partial_lse,
@@ -190,6 +199,8 @@ LENS = [300, 0, 4, 64, 129, 0]
         ("asym", 4, 7, 128, True),
         ("asym ahead", 3, 30, 64, True),
         ("asym ahead", 3, 30, 16, False),
+        ("swap_fp8", 2, 16, 64, True),
+        ("swap_fp8", 3, 5, 16, False),
     ],
 )
 def test_agrees_with_float64(
@@ -217,7 +228,12 @@ def test_agrees_with_float64(
 @pytest.mark.parametrize("num_parts", [1, 3, 9])
 @pytest.mark.parametrize(
     ("variant", "query_len", "num_heads"),
-    [("swap", 3, 5), ("swap", 2, 16), ("asym", 4, 16), ("asym ahead", 3, 30)],
+    [
+        ("swap", 3, 5),
+        ("swap_fp8", 2, 16),
+        ("asym", 4, 16),
+        ("asym ahead", 3, 30),
+    ],
 )
 def test_agrees_with_float64_on_the_whole_grid(
     plan_kernel, merge_kernel, variant, query_len, num_heads, causal, page, num_parts

@@ -21,12 +21,14 @@ from mla_decode_triton.hopper.asym import asym_kernel
 from mla_decode_triton.hopper.merge import merge_kernel
 from mla_decode_triton.hopper.schedule import plan_kernel
 from mla_decode_triton.hopper.swap import swap_kernel
+from mla_decode_triton.hopper.swap_fp8 import swap_fp8_kernel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PAGE_SIZES = (16, 32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float16)
+FP8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,30 +157,39 @@ class HopperStep:
         *,
         softmax_scale: float,
         causal: bool,
+        kv_scale: Tensor | None = None,
     ) -> None:
         """Fill `out` and `lse` of one layer; `build` has been called for these lengths.
 
         Args:
             q_latent: [num_reqs * Q, H, 512] bf16 or fp16; rows at one common stride.
             q_rope: [num_reqs * Q, H, 64], the same dtype.
-            cache: [pages, page_size, 576], the same dtype; rows contiguous, the page
-                stride a multiple of 8 elements.
+            cache: [pages, page_size, 576], the same dtype, or fp8 (e4m3, also as uint8)
+                where Q * H <= 32; rows contiguous, the page stride a multiple of 16 bytes.
             table: int32 [num_reqs, width].
             seq_lens: int32 [num_reqs].
             out: [num_reqs * Q, H, 512] contiguous, the same dtype.
             lse: float32 [num_reqs * Q, H] contiguous, or None.
             softmax_scale: Multiplies q.k.
             causal: Tail-aligned causal, or every key for every token.
+            kv_scale: float32 [1] on the device: what an fp8 cache is to be multiplied by.
         """
         num_reqs = seq_lens.shape[0]
         grid = self.grid
         page_size = cache.shape[1]
         q_box = [1, grid.rows, 64]
+        if cache.dtype == torch.uint8:
+            cache = cache.view(FP8)
+        self._require_served(cache, kv_scale)
         constants: dict[str, Any] = {"ROWS": grid.rows}
-        if not grid.swapped:
+        kernel = swap_kernel
+        if cache.dtype == FP8:
+            kernel = swap_fp8_kernel
+            constants["kv_scale"] = kv_scale
+        elif not grid.swapped:
+            kernel = asym_kernel
             ahead = self.tuning.ahead
             constants = {"AHEAD": grid.row_tiles > 1 if ahead is None else ahead}
-        kernel = swap_kernel if grid.swapped else asym_kernel
         kernel[grid.row_tiles, grid.parts](
             self._queries(q_latent, num_reqs, q_box),
             self._queries(q_rope, num_reqs, q_box),
@@ -190,13 +201,13 @@ class HopperStep:
             self.partial_lse if lse is None else lse,
             self.partial_out,
             self.partial_lse,
-            softmax_scale * math.log2(math.e),
-            self.num_heads,
-            self.query_len,
-            table.stride(0),
-            cache.shape[0],
-            num_reqs,
-            grid.parts,
+            scale_log2=softmax_scale * math.log2(math.e),
+            num_heads=self.num_heads,
+            query_len=self.query_len,
+            table_stride=table.stride(0),
+            num_pages=cache.shape[0],
+            num_reqs=num_reqs,
+            num_parts=grid.parts,
             CAUSAL=causal and self.query_len > 1,
             NEEDS_LSE=lse is not None,
             PAGE=page_size,
@@ -235,25 +246,33 @@ class HopperStep:
         strides = [token * self.query_len, head, 1]
         return TensorDescriptor(q, shape, strides, box, layout)
 
+    def _require_served(self, cache: Tensor, kv_scale: Tensor | None) -> None:
+        """Refuse a cache that no variant reads."""
+        is_fp8 = cache.dtype == FP8
+        served = cache.dtype in DTYPES or (is_fp8 and self.grid.swapped)
+        if cache.shape[1] in PAGE_SIZES and served and is_fp8 == (kv_scale is not None):
+            return
+        raise ArgumentError(
+            "The Hopper kernel does not serve this cache.",
+            got=f"pages of {cache.shape[1]}, {cache.dtype}, {self.num_rows} rows, "
+            f"kv_scale {'given' if kv_scale is not None else 'not given'}",
+            allowed=f"pages of {PAGE_SIZES}; {DTYPES} without a scale, {FP8} with one "
+            "for up to 32 rows",
+            fix="use the portable kernel",
+        )
+
     def _cache(self, cache: Tensor) -> TensorDescriptor:
         """The cache's descriptor; made once a geometry."""
         key = (cache.data_ptr(), cache.shape, cache.stride(), cache.dtype)
         descriptor = self._caches.get(key)
         if descriptor is None:
-            page_size = cache.shape[1]
-            if page_size not in PAGE_SIZES or cache.dtype not in DTYPES:
-                raise ArgumentError(
-                    "The Hopper kernel does not serve this cache.",
-                    got=f"pages of {page_size}, {cache.dtype}",
-                    allowed=f"pages of {PAGE_SIZES}, {DTYPES}",
-                    fix="use the portable kernel",
-                )
+            bits = cache.dtype.itemsize * 8
             descriptor = TensorDescriptor(
                 cache,
                 list(cache.shape),
                 list(cache.stride()),
-                [1, min(page_size, 64), 64],
-                gl.NVMMASharedLayout(128, 16, 3),
+                [1, min(cache.shape[1], 64), 64],
+                gl.NVMMASharedLayout(bits * 8, bits, 3),
             )
             self._caches[key] = descriptor
         return descriptor

@@ -163,7 +163,7 @@ def _store_half(
 
 
 @gluon.jit
-def _consume(
+def consume(
     q_left,
     q_right,
     q_end,
@@ -182,6 +182,7 @@ def _consume(
     lse,
     partial_out,
     partial_lse,
+    kv_scale,
     scale_log2,
     num_heads,
     query_len,
@@ -193,9 +194,14 @@ def _consume(
     NEEDS_LSE: gl.constexpr,
     PIECE: gl.constexpr,
 ):
+    """Score, weigh and multiply every tile; store what an item has become."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     PER_ROW: gl.constexpr = gl.SliceLayout(0, LAYOUT)
     dtype: gl.constexpr = q_left.dtype
+    value_scale = 1.0
+    if kv_scale is not None:
+        value_scale = gl.load(kv_scale)
+        scale_log2 = scale_log2 * value_scale
     rows = row0 + gl.arange(0, ROWS, layout=PER_ROW)
     zeros = gl.full([TILE, ROWS], 0.0, gl.float32, layout=LAYOUT)
     req0, tile0, req1, tile1, stop = part_range(schedule, part)
@@ -272,7 +278,7 @@ def _consume(
             empty = total == 0.0
             lse_log2 = peak * scale_log2 + gl.log2(gl.where(empty, 1.0, total))
             lse_log2 = gl.where(empty, float("-inf"), lse_log2)
-            factor = gl.where(empty, 0.0, 1.0 / gl.where(empty, 1.0, total))
+            factor = gl.where(empty, 0.0, value_scale / gl.where(empty, 1.0, total))
             if is_split:
                 gl.store(partial_lse + slot_base + rows, lse_log2, mask=rows < num_rows)
             elif NEEDS_LSE:
@@ -382,7 +388,7 @@ def swap_kernel(
     gl.warp_specialize(
         [
             (
-                _consume,
+                consume,
                 (
                     q_view.index(0),
                     q_view.index(1),
@@ -402,6 +408,7 @@ def swap_kernel(
                     lse,
                     partial_out,
                     partial_lse,
+                    None,
                     scale_log2,
                     num_heads,
                     query_len,
