@@ -167,8 +167,10 @@ def make_step(point: Point, tuning: Tuning | None = None) -> HopperStep:
     )
 
 
-def own(tuning: Tuning) -> Callable[..., Callable[[], Tensor]]:
-    """This project's kernel."""
+def own(
+    tuning: Tuning, cache: Tensor | None = None, kv_scale: Tensor | None = None
+) -> Callable[..., Callable[[], Tensor]]:
+    """This project's kernel, over the pool or another cache of its shape."""
 
     def make(
         bench: Bench, point: Point, q: Tensor, table: Tensor, lens: Tensor
@@ -187,13 +189,14 @@ def own(tuning: Tuning) -> Callable[..., Callable[[], Tensor]]:
             step.forward(
                 flat[..., :512],
                 flat[..., 512:],
-                bench.pool,
+                bench.pool if cache is None else cache,
                 table,
                 lens,
                 out,
                 lse,
                 softmax_scale=SCALE,
                 causal=point.causal,
+                kv_scale=kv_scale,
             )
             return out.view(*q.shape[:3], 512)
 
@@ -568,6 +571,37 @@ def tune() -> None:
                 times[name].append(bench.time_us(replay, 5))
         shown = {name: round(statistics.median(t), 1) for name, t in times.items()}
         print(f"H{heads} Q{query_len} B{requests} S{mean}", shown)
+
+
+@app.command()
+def fp8() -> None:
+    """A bf16 query over an fp8 cache: error, and time against our own bf16 cache."""
+    bench = Bench(128 * 16384)
+    scale = torch.tensor([0.02], device="cuda")
+    small = torch.empty(bench.pool.shape, dtype=torch.float8_e4m3fn, device="cuda")
+    for source, target in zip(bench.pool.split(4096), small.split(4096), strict=True):
+        target.copy_(source / scale)
+    for requests, mean in ((16, 16384), (64, 16384), (128, 16384), (16, 4096)):
+        point = Point(heads=16, query_len=1, requests=requests, mean=mean, causal=False)
+        q, table_, lens = bench.inputs(point)
+        inputs = q, table_, lens
+        runs = [
+            graphed(own(Tuning())(bench, point, *inputs)),
+            graphed(own(Tuning(), small, scale)(bench, point, *inputs)),
+        ]
+        replay, out = runs[1]
+        out.fill_(math.nan)
+        replay()
+        keys = small[table_[0].long()].view(-1, 576)[:mean].double() * scale.double()
+        weights = (q[0, 0].double() @ keys.T * SCALE).softmax(-1)
+        expected = weights @ keys[:, :512]
+        error = ((out[0, 0].double() - expected).norm() / expected.norm()).item()
+        times = [bench.time_us(replay, 7) for _ in range(3) for replay, _kept in runs]
+        wide, thin = (statistics.median(times[k::2]) for k in range(2))
+        print(
+            f"B{requests} S{mean}: bf16 {wide:.1f} us, fp8 {thin:.1f} us,",
+            f"{wide / thin:.2f}x, error {error:.1e}",
+        )
 
 
 @app.command()
