@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parents[1]
+ROOT = HERE.parent
 CORE = "mla_decode"
 
 ALLOWED = {
@@ -20,7 +21,8 @@ ALLOWED = {
 def distributions():
     """Every first-party package: (top directory, import name, its sources)."""
     for top in ALLOWED:
-        for package in sorted((ROOT / top).glob("**/src/mla_decode*")):
+        folder = HERE if top == "core" else ROOT / top
+        for package in sorted(folder.glob("**/src/mla_decode*")):
             if package.is_dir() and (package / "__init__.py").exists():
                 yield top, package.name, sorted(package.rglob("*.py"))
 

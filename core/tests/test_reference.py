@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mla_decode import Cost, Dcp, DecodeProblem, DeviceInfo, Mask
 from mla_decode.dcp import local_seq_lens
 from mla_decode.reference import backend
+from mla_decode.reference.pieces import PieceReader
 
 TOLERANCE = {"bf16": 4e-3, "fp16": 1e-3, "fp32": 1e-5}
 """Relative error of a row's output, by its dtype."""
@@ -274,6 +275,27 @@ def test_never_holds_a_copy_of_a_requests_whole_cache(make_step, cpu):
         backend.forward(step.q, step.kv_cache, metadata, **step.arguments)
     largest = max(event.self_cpu_memory_usage for event in profile.events())
     assert 0 < largest < 8192 * 576 * 2 // 2
+
+
+@pytest.mark.parametrize("out_dtype", ["bf16", "fp32"])
+def test_walks_every_key_once_whatever_the_block(
+    make_step, cpu, monkeypatch, out_dtype
+):
+    walked = []
+    gather = PieceReader.gather
+
+    def counting(self, spans):
+        walked.extend(end - begin for _, begin, end in spans)
+        return gather(self, spans)
+
+    monkeypatch.setattr(PieceReader, "gather", counting)
+    lens = (4700, 2300, 900, 30)
+    for causal in (True, False):
+        walked.clear()
+        step = make_step(seq_lens=lens, query_len=8, causal=causal, out_dtype=out_dtype)
+        decode(step, cpu)
+        assert sum(walked) == sum(lens)
+        assert max(walked) <= 2048
 
 
 def test_declares_what_it_serves(cpu):
