@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from cuda_flashmla_steps import (
-    LSE_PER_SCALE,
     SCALE,
     TOLERANCE,
     Step,
@@ -95,9 +94,10 @@ def _run_case(
     first = _forward(step, metadata, scale, **outputs_for(step))
     again = _forward(step, metadata, scale)
     errors = worst_error(first.out, first.lse, step, scale)
-    same = torch.equal(first.out, again.out) and torch.equal(first.lse, again.lse)
-    lse_limit = LSE_PER_SCALE * scale if dtype == "fp8" else 5e-4
-    ok = errors["out"] <= TOLERANCE[dtype] and errors["lse"] <= lse_limit
+    same = torch.equal(first.out, again.out)
+    if first.lse is not None and again.lse is not None:
+        same = same and torch.equal(first.lse, again.lse)
+    ok = errors["out"] <= TOLERANCE[dtype] and errors["lse"] <= 5e-4
     label = {key: case[key] for key in case if key != "lens"}
     label |= {"B": len(case["lens"]), "longest": max(case["lens"])}
     return {
@@ -157,10 +157,9 @@ def run_graphs(device: DeviceInfo, dtype: str, *, replays: int = 60) -> Any:
             check = (0, 2) if replay % 6 == 0 or replay == replays else (2,)
             for index in check:
                 target = outputs[index]
-                errors = worst_error(target["out"], target["lse"], grown)
+                errors = worst_error(target["out"], target.get("lse"), grown)
                 worst = {name: max(worst[name], errors[name]) for name in worst}
-        lse_limit = LSE_PER_SCALE * SCALE if dtype == "fp8" else 5e-4
-        ok = worst["out"] <= TOLERANCE[dtype] and worst["lse"] <= lse_limit
+        ok = worst["out"] <= TOLERANCE[dtype] and worst["lse"] <= 5e-4
         results.append(
             {
                 "H": heads,

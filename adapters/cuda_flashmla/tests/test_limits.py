@@ -65,6 +65,13 @@ def test_fp8_has_limits_of_its_own(kit, inside, outside, code):
     assert codes(kit.problem(q_dtype="fp8", **outside), device) == [code]
 
 
+def test_fp8_has_no_lse_and_so_no_dcp(kit):
+    """On the card the fp8 kernel's LSE is off by up to 0.16 of the scale."""
+    for fields in ({"needs_lse": True}, {"dcp": Dcp(world=2, rank=0)}):
+        problem = replace(kit.problem(q_dtype="fp8"), **fields)
+        assert codes(problem, kit.assumed("sgl")) == ["lse"]
+
+
 def test_the_2025_scheduler_plans_fewer_requests(kit):
     device = kit.assumed("tile_metadata")
     assert codes(kit.problem(max_num_reqs=4095), device) == []

@@ -1,4 +1,4 @@
-"""Caches that a builder has checked: every layer's, step after step the same tensors."""
+"""The engine's caches: how the kernel takes them, and which ones were checked before."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class KnownCaches:
-    """Checked caches with their kernel's view, forgotten when the engine drops them."""
+class CheckedCaches:
+    """Caches that passed every check: each layer's, the same tensor step after step.
+
+    Holds none of them: an entry goes when the engine drops its tensor.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}
+        self._checked: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
-    def find(self, cache: Tensor) -> Tensor | None:
-        """The [P, 64, 1, 576] view of a known cache, if it still lies where it did."""
-        found = self._known.get(id(cache))
-        if found is None or found[0]() is not cache or found[1] != cache.data_ptr():
-            return None
-        return found[2]
+    def __contains__(self, cache: Tensor) -> bool:
+        """Whether this very tensor was checked, and still lies where it did."""
+        found = self._checked.get(id(cache))
+        return (
+            found is not None and found[0]() is cache and found[1] == cache.data_ptr()
+        )
 
     def add(self, cache: Tensor) -> None:
-        """Remember a cache that was checked."""
+        """Remember a cache of two pages or more that was checked."""
         key = id(cache)
-        alias = cache.new_empty(0)  # not a view: that would keep its base alive
-        view = paged(cache)
-        alias.set_(
-            cache.untyped_storage(), view.storage_offset(), view.shape, view.stride()
-        )
-        forget = weakref.ref(cache, lambda _: self._known.pop(key, None))
-        self._known[key] = forget, cache.data_ptr(), alias
+        if cache.shape[0] > 1:
+            forget = weakref.ref(cache, lambda _: self._checked.pop(key, None))
+            self._checked[key] = forget, cache.data_ptr()
 
 
 def paged(cache: Tensor) -> Tensor:

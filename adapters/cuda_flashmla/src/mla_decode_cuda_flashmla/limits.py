@@ -40,6 +40,9 @@ FIXED_SCHEDULER_MAX_REQS = 4095
 """The older scheduler and the fp8 one hold fixed arrays of 4096 and need one spare."""
 FP8_MAX_QUERY_LEN = 65
 """The fp8 kernel masks the last two pages of a split: a causal block must fit there."""
+FP8_LSE_ERROR = 0.25
+"""Bound of an fp8 LSE's error over the scale, as seen on an H200 (0.16): the card adds
+fp8 products to about 14 bits. The contract wants an LSE to a few units of float32."""
 ALIGNMENT_BYTES = 16
 """Of the cache's base, of its page stride, and of q: the copy engine's granularity."""
 MIN_SCALE = 2.0**-10
@@ -90,6 +93,14 @@ def limit_refusals(
         max_num_reqs: Most requests that the library's scheduler for this dtype plans.
     """
     yield from _out_dtype(problem)
+    if problem.q_dtype == "fp8" and problem.needs_lse:
+        yield Refusal(
+            code=RefusalCode.LSE,
+            message="The fp8 kernel's LSE is not that of the scores",
+            got="needs_lse=True with an fp8 query",
+            allowed="fp8 without LSE; LSE with bf16 and fp16",
+            fix="use bf16 where ranks merge by LSE, or another backend",
+        )
     yield from _rows(problem, num_sms)
     yield from _requests(problem, num_sms, max_num_reqs)
     stride_bytes = problem.page_stride * ITEM_BYTES.get(problem.kv_dtype, 1)
