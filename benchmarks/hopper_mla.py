@@ -592,7 +592,8 @@ def fp8() -> None:
         replay, out = runs[1]
         out.fill_(math.nan)
         replay()
-        keys = small[table_[0].long()].view(-1, 576)[:mean].double() * scale.double()
+        pages = small.view(torch.uint8)[table_[0].long()].view(small.dtype)
+        keys = pages.view(-1, 576)[:mean].double() * scale.double()
         weights = (q[0, 0].double() @ keys.T * SCALE).softmax(-1)
         expected = weights @ keys[:, :512]
         error = ((out[0, 0].double() - expected).norm() / expected.norm()).item()
