@@ -91,9 +91,6 @@ class HopperStep:
     """float32 [2 * parts, rows, 512]: independent of batch and lengths."""
     partial_lse: Tensor = field(init=False)
     _scratch: Tensor = field(init=False)
-    _caches: dict[tuple[Any, ...], TensorDescriptor] = field(
-        init=False, default_factory=dict
-    )
 
     def __post_init__(self) -> None:
         """Allocate everything a step writes beside its outputs."""
@@ -193,7 +190,7 @@ class HopperStep:
         kernel[grid.row_tiles, grid.parts](
             self._queries(q_latent, num_reqs, q_box),
             self._queries(q_rope, num_reqs, q_box),
-            self._cache(cache),
+            _describe_cache(cache),
             table,
             seq_lens,
             self.schedule,
@@ -261,18 +258,17 @@ class HopperStep:
             fix="use the portable kernel",
         )
 
-    def _cache(self, cache: Tensor) -> TensorDescriptor:
-        """The cache's descriptor; made once a geometry."""
-        key = (cache.data_ptr(), cache.shape, cache.stride(), cache.dtype)
-        descriptor = self._caches.get(key)
-        if descriptor is None:
-            bits = cache.dtype.itemsize * 8
-            descriptor = TensorDescriptor(
-                cache,
-                list(cache.shape),
-                list(cache.stride()),
-                [1, min(cache.shape[1], 64), 64],
-                gl.NVMMASharedLayout(bits * 8, bits, 3),
-            )
-            self._caches[key] = descriptor
-        return descriptor
+
+def _describe_cache(cache: Tensor) -> TensorDescriptor:
+    """Describe a cache in boxes of a page's rows by 64 columns; made anew each call.
+
+    Keeping descriptors would keep the engine's caches alive.
+    """
+    bits = cache.dtype.itemsize * 8
+    return TensorDescriptor(
+        cache,
+        list(cache.shape),
+        list(cache.stride()),
+        [1, min(cache.shape[1], 64), 64],
+        gl.NVMMASharedLayout(bits * 8, bits, 3),
+    )
