@@ -25,9 +25,10 @@ class OnlineSoftmax:
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         shape = (num_rows, 1)
-        self._peak = torch.full(shape, -torch.inf, device=device)
-        self._total = torch.zeros(shape, device=device)
-        self._sum = torch.zeros((num_rows, LATENT_WIDTH), device=device)
+        dtype = torch.float32
+        self._peak = torch.full(shape, -torch.inf, dtype=dtype, device=device)
+        self._total = torch.zeros(shape, dtype=dtype, device=device)
+        self._sum = torch.zeros((num_rows, LATENT_WIDTH), dtype=dtype, device=device)
 
     def attend(self, rows: slice, query: Tensor, keys: Tensor) -> None:
         """Let some rows see a piece of keys.
