@@ -171,7 +171,14 @@ def check(
         merged, replayed = {}, "-"
         for group in (rank.dcp(interleave), Dcp(world=1)):
             problem, attend = prepare(
-                rank, name, rows, q, query_len, group, causal=causal
+                rank,
+                name,
+                rows,
+                q,
+                query_len,
+                group,
+                causal=causal,
+                graphs=rank.is_gpu,
             )
             if group.world == 1:
                 merged["alone"] = attend().out
