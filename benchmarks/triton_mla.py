@@ -18,6 +18,7 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -205,10 +206,7 @@ def ours(case: Case) -> Callable[[], object]:
 
 def flashmla(case: Case) -> Callable[[], object]:
     """FlashMLA's dense decode, the schedule made before."""
-    from vllm.third_party.flashmla import (  # noqa: PLC0415 - a peer that may be absent
-        flash_mla_interface as library,
-    )
-
+    library = import_module("vllm.third_party.flashmla.flash_mla_interface")
     schedule, _ = library.get_mla_metadata()
     q = case.q.view(case.num_reqs, case.query_len, case.heads, 576)
     return lambda: library.flash_mla_with_kvcache(
@@ -225,10 +223,7 @@ def flashmla(case: Case) -> Callable[[], object]:
 
 def vllm_triton(case: Case) -> Callable[[], object]:
     """VLLM's Triton MLA: a block is so many rows of their own."""
-    from vllm.v1.attention.ops.triton_decode_attention import (  # noqa: PLC0415 - as above
-        decode_attention_fwd,
-    )
-
+    library = import_module("vllm.v1.attention.ops.triton_decode_attention")
     rows = case.q.shape[0]
     splits = min(264, 1 << (max(1, case.seq_len // 512) - 1).bit_length())
     if rows * case.heads * splits * 513 >= 1 << 31:
@@ -240,7 +235,7 @@ def vllm_triton(case: Case) -> Callable[[], object]:
     lse = torch.empty(rows, case.heads, dtype=torch.bfloat16, device="cuda")
     one = torch.ones((), device="cuda")
     cache = case.pool.view(-1, PAGE, 1, 576)
-    return lambda: decode_attention_fwd(
+    return lambda: library.decode_attention_fwd(
         *(case.q, cache, cache[..., :512], out, lse, table, lengths, logits),
         *(splits, SCALE, PAGE),
         k_scale=one,
@@ -252,7 +247,9 @@ def vllm_triton(case: Case) -> Callable[[], object]:
 PEERS = {"triton_mla": ours, "flashmla": flashmla, "vllm_triton": vllm_triton}
 
 
-def measure(bench: Bench, points: tuple[tuple[int, int, int, int], ...]) -> Iterator:
+def measure(
+    bench: Bench, points: tuple[tuple[int, int, int, int], ...], only: list[str]
+) -> Iterator[list[object]]:
     """Every peer at every point, twice; our own over an fp8 cache too."""
     for point in points:
         for name, kv_dtype in (
@@ -261,7 +258,7 @@ def measure(bench: Bench, points: tuple[tuple[int, int, int, int], ...]) -> Iter
             ("flashmla", "bf16"),
             ("vllm_triton", "bf16"),
         ):
-            if kv_dtype == "fp8" and point[0] * point[1] > 64:
+            if name not in only or (kv_dtype == "fp8" and point[0] * point[1] > 64):
                 continue
             case = bench.case(point, kv_dtype)
             try:
@@ -289,8 +286,11 @@ def measure_host(bench: Bench) -> Iterator[str]:
             out = torch.empty(case.q.shape[0], case.heads, 512).bfloat16().cuda()
             pair = case.q[..., :512].contiguous(), case.q[..., 512:].contiguous()
             for form, q in (("joined", case.q), ("pair", pair)):
-                builds, forwards = [], []
-                for _ in range(200):
+                builds: list[float] = []
+                forwards: list[float] = []
+                for repetition in range(400):
+                    if repetition == 200:  # the first half warms the host up
+                        builds, forwards = [], []
                     torch.cuda.synchronize()
                     torch.cuda.set_sync_debug_mode("error")
                     start = time.perf_counter()
@@ -316,6 +316,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--quick", action="store_true", help="every fourth point")
+    parser.add_argument("--only", action="append", choices=PEERS, help="repeatable")
     options = parser.parse_args()
     print(
         f"# {datetime.now(timezone.utc):%Y-%m-%d} {torch.cuda.get_device_name()} "
@@ -325,12 +326,13 @@ def main() -> None:
     bench = Bench()
     for line in measure_host(bench):
         print(line, flush=True)
-    header = "kernel,kv_dtype,H,Q,B,S,us,us_again,roofline".split(",")
+    header = ["kernel", "kv_dtype", "H", "Q", "B", "S", "us", "us_again", "roofline"]
     with (options.out / "triton_mla.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(header)
         print(" ".join(header))
-        for row in measure(bench, POINTS[:: 4 if options.quick else 1]):
+        points = POINTS[:: 4 if options.quick else 1]
+        for row in measure(bench, points, options.only or list(PEERS)):
             writer.writerow(row)
             print(" ".join(map(str, row)), flush=True)
 

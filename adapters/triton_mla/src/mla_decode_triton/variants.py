@@ -28,7 +28,8 @@ class DecodeVariant:
     causal: bool
     is_split: bool
     needs_lse: bool
-    q_dtype: str
+    operand: str
+    """What the matrix unit multiplies: ``bf16`` or ``fp16``."""
     widens_fp8_in_ptx: bool
 
     @classmethod
@@ -42,14 +43,15 @@ class DecodeVariant:
         is_split: bool,
     ) -> DecodeVariant:
         """The variant of one mask and tile of a problem."""
+        widens = problem.kv_dtype == "fp8" and arch.widens_fp8_in_ptx
         return cls(
             tile=tile,
             page_size=problem.page_size,
             causal=causal,
             is_split=is_split,
             needs_lse=problem.needs_lse,
-            q_dtype=problem.q_dtype,
-            widens_fp8_in_ptx=problem.kv_dtype == "fp8" and arch.widens_fp8_in_ptx,
+            operand=tile.widened if widens else problem.q_dtype,
+            widens_fp8_in_ptx=widens,
         )
 
     def constants(self, *, interpreted: bool) -> dict[str, Any]:
@@ -61,7 +63,7 @@ class DecodeVariant:
             "CAUSAL": self.causal,
             "SPLIT": self.is_split,
             "NEEDS_LSE": self.needs_lse,
-            "OPERAND": tl.float16 if self.q_dtype == "fp16" else tl.bfloat16,
+            "OPERAND": tl.float16 if self.operand == "fp16" else tl.bfloat16,
             "BLOCK_ROWS": self.tile.rows,
             "BLOCK_TOKENS": self.tile.tokens,
             "STAGES": self.tile.stages,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mla_decode.device import DeviceInfo
 from mla_decode.dtypes import fp8_dtype
+from mla_decode.problem import DecodeProblem
 from mla_decode_triton.listing import Footprint, read_footprint
 from mla_decode_triton.loading import load_kernels
 from mla_decode_triton.planning import MERGE_SIZES
@@ -38,8 +39,8 @@ class Target:
     """One kernel variant for one architecture."""
 
     arch: str
+    q_dtype: str
     kv_dtype: str
-    out_dtype: str
     variant: DecodeVariant | MergeVariant
 
     def __str__(self) -> str:
@@ -49,7 +50,7 @@ class Target:
         tile = variant.tile
         words = [
             f"{self.arch} decode {tile.rows}x{tile.tokens}",
-            f"{variant.q_dtype}/{self.kv_dtype} page {variant.page_size}",
+            f"{self.q_dtype}/{self.kv_dtype} page {variant.page_size}",
             "causal" if variant.causal else "non_causal",
             "split" if variant.is_split else "whole",
         ]
@@ -81,26 +82,26 @@ def targets(arch_name: str, *, is_quick: bool) -> Iterator[Target]:
     for q_dtype, kv_dtype, tiles in pairs:
         for tile in tiles:
             for page, causal, split in modes:
-                variant = DecodeVariant(
-                    tile=tile,
-                    page_size=page,
-                    causal=causal,
-                    is_split=split,
-                    needs_lse=True,
+                problem = DecodeProblem(
+                    num_q_heads=1,
                     q_dtype=q_dtype,
-                    widens_fp8_in_ptx=kv_dtype == "fp8" and arch.widens_fp8_in_ptx,
+                    kv_dtype=kv_dtype,
+                    page_size=page,
+                    needs_lse=True,
                 )
                 yield Target(
                     arch=arch_name,
+                    q_dtype=q_dtype,
                     kv_dtype=kv_dtype,
-                    out_dtype=q_dtype,
-                    variant=variant,
+                    variant=DecodeVariant.of(
+                        problem, arch, tile, causal=causal, is_split=split
+                    ),
                 )
     for size in MERGE_SIZES[:1] if is_quick else MERGE_SIZES:
         yield Target(
             arch=arch_name,
+            q_dtype="bf16",
             kv_dtype="bf16",
-            out_dtype="bf16",
             variant=MergeVariant(max_splits=size, needs_lse=True),
         )
 
@@ -149,7 +150,7 @@ def _decode_types(target: Target) -> dict[str, str]:
     variant = target.variant
     if not isinstance(variant, DecodeVariant):
         raise TypeError(f"not a decode variant: {variant!r}")
-    query = _POINTERS[variant.q_dtype]
+    query = _POINTERS[target.q_dtype]
     cache = query
     if target.kv_dtype == "fp8":
         dtype = fp8_dtype(DeviceInfo.assume(target.arch))
@@ -162,7 +163,7 @@ def _decode_types(target: Target) -> dict[str, str]:
         "table_ptr": "*i32",
         "seq_lens_ptr": "*i32",
         "kv_scale_ptr": "*fp32",
-        "out_ptr": "*fp32" if variant.is_split else _POINTERS[target.out_dtype],
+        "out_ptr": "*fp32" if variant.is_split else _POINTERS[target.q_dtype],
         "lse_ptr": "*fp32",
         "scale_log2": "fp32",
         **dict.fromkeys((*integers, "num_splits"), "i32"),
@@ -173,7 +174,7 @@ def _merge_types(target: Target) -> dict[str, str]:
     return {
         "partial_out_ptr": "*fp32",
         "partial_lse_ptr": "*fp32",
-        "out_ptr": _POINTERS[target.out_dtype],
+        "out_ptr": _POINTERS[target.q_dtype],
         "lse_ptr": "*fp32",
         "num_splits": "i32",
     }
