@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
-from mla_decode.backend import BackendBase, CliOption, Cost, DecodeOutput
+from mla_decode.backend import CliOption, Cost
 from mla_decode.device import DeviceInfo
 from mla_decode.errors import ArgumentError
-from mla_decode.forward_check import CheckedCall, check_forward
+from mla_decode_cuda_flashmla.forward import FlashMLAForward
 from mla_decode_cuda_flashmla.inspection import LibraryRefused
 from mla_decode_cuda_flashmla.library import library_for
 from mla_decode_cuda_flashmla.limits import (
@@ -22,12 +21,8 @@ from mla_decode_cuda_flashmla.limits import (
 from mla_decode_cuda_flashmla.refusals import refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
-    from mla_decode.builder import MLADecodeMetadataBuilder
-    from mla_decode.metadata import DecodeMetadata
     from mla_decode.problem import DecodeProblem
     from mla_decode.refusal import Refusal
 
@@ -40,7 +35,7 @@ def _assume_release(device: DeviceInfo, release: str) -> DeviceInfo:
     )
 
 
-class FlashMLABackend(BackendBase):
+class FlashMLABackend(FlashMLAForward):
     """FlashMLA's dense decode on Hopper. Causal only: the mask is not exposed.
 
     The library has the argument; offering it is a decision of its own. A non-causal
@@ -59,31 +54,6 @@ class FlashMLABackend(BackendBase):
             apply=_assume_release,
         ),
     )
-
-    @cached_property
-    def builder_cls(self) -> type[MLADecodeMetadataBuilder]:
-        """The builder."""
-        from mla_decode_cuda_flashmla.builder import (  # noqa: PLC0415 - torch stays out of discovery
-            FlashMLAMetadataBuilder,
-        )
-
-        return FlashMLAMetadataBuilder
-
-    @cached_property
-    def _decode(self) -> Callable[[CheckedCall, bool], DecodeOutput]:
-        from mla_decode_cuda_flashmla.forward import (  # noqa: PLC0415 - as above
-            decode,
-        )
-
-        return decode
-
-    @cached_property
-    def _decode_known(self) -> Callable[..., DecodeOutput | None]:
-        from mla_decode_cuda_flashmla.forward import (  # noqa: PLC0415 - as above
-            decode_known,
-        )
-
-        return decode_known
 
     def refusals(self, problem: DecodeProblem, device: DeviceInfo) -> list[Refusal]:
         """Every reason: capability, limits, the installed library."""
@@ -158,40 +128,3 @@ class FlashMLABackend(BackendBase):
             "sm90::flash_fwd_splitkv_mla_kernel",
             "flash_fwd_mla_combine_kernel",
         )
-
-    def forward(
-        self,
-        q: Query,
-        kv_cache: Tensor,
-        metadata: DecodeMetadata,
-        *,
-        softmax_scale: float,
-        q_scale: Tensor | None = None,
-        kv_scale: Tensor | None = None,
-        out: Tensor | None = None,
-        lse: Tensor | None = None,
-    ) -> DecodeOutput:
-        """Attend each query token; see `BackendBase.forward`.
-
-        Without ``out`` the library's own output is returned and nothing is copied.
-        """
-        if q_scale is None and kv_scale is None:
-            known = self._decode_known(q, kv_cache, metadata, softmax_scale, out, lse)
-            if known is not None:
-                return known
-        call = check_forward(
-            self.builder_cls,
-            q,
-            kv_cache,
-            metadata,
-            softmax_scale=softmax_scale,
-            q_scale=q_scale,
-            kv_scale=kv_scale,
-            out=out,
-            lse=lse,
-            keep_pair=False,
-        )
-        return self._decode(call, out is not None)
-
-    def _forward(self, call: CheckedCall) -> None:
-        self._decode(call, True)

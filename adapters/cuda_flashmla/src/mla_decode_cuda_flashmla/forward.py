@@ -1,7 +1,7 @@
 """One call: arguments in the library's layout, its answers in the contract's.
 
-Two ways lead to the kernel. The first call of a step, of a layer, or in an unusual layout
-is checked in full by core. A call whose tensors have the geometry of the step and a cache
+Two ways lead to the kernel. The first call of a layer, and any in an unusual layout, is
+checked in full by core. A call whose tensors have the geometry of the step and a cache
 that was checked before takes the short way: the same checks, as comparisons.
 """
 
@@ -11,79 +11,105 @@ import math
 from typing import TYPE_CHECKING, cast
 
 import torch
+from torch import Tensor
 
-from mla_decode.backend import DecodeOutput
+from mla_decode.backend import BackendBase, DecodeOutput
+from mla_decode.forward_check import CheckedCall, check_forward
 from mla_decode_cuda_flashmla.builder import FlashMLAMetadata, FlashMLAMetadataBuilder
 from mla_decode_cuda_flashmla.caches import paged
 from mla_decode_cuda_flashmla.capture import EAGER
 from mla_decode_cuda_flashmla.limits import ALIGNMENT_BYTES
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from mla_decode.forward_check import CheckedCall
     from mla_decode.metadata import DecodeMetadata
+
+    Query = Tensor | tuple[Tensor, Tensor]
 
 _NAN, _INF = math.nan, math.inf
 
 
-def decode_known(
-    q: Tensor | tuple[Tensor, Tensor],
-    kv_cache: Tensor,
-    metadata: DecodeMetadata,
-    softmax_scale: float,
-    out: Tensor | None,
-    lse: Tensor | None,
-) -> DecodeOutput | None:
-    """Run a call of known geometry; None for any other, which core then checks.
+class FlashMLAForward(BackendBase):
+    """The backend's call; what it serves and costs is said by `FlashMLABackend`."""
 
-    Reads attributes and compares them: no tensor is made before the kernel's own.
-    """
-    if type(metadata) is not FlashMLAMetadata or type(q) is not torch.Tensor:
-        return None
-    builder = metadata.builder
-    if type(builder) is not FlashMLAMetadataBuilder:
-        return None
-    if (
-        kv_cache not in builder.checked_caches
-        or metadata.generation != builder.generation
-        or q.shape != metadata.q_shape
-        or q.dtype is not builder.q_dtype
-        or q.get_device() != builder.device_number
-        or not q.is_contiguous()
-        or q.data_ptr() % ALIGNMENT_BYTES
-        or type(softmax_scale) is not float
-        or not builder.min_scale <= softmax_scale < _INF
-    ):
-        return None
-    if out is not None and not _fits(out, metadata.out_shape, builder):
-        return None
-    if lse is not None and not (
-        builder.needs_lse and _fits_lse(lse, metadata.out_shape[:2], builder)
-    ):
-        return None
-    if builder.guards_device and builder.device_number != torch.cuda.current_device():
-        return None
-    call = metadata.calls.get(EAGER)
-    if call is None or builder.is_capturing():
-        call = metadata.call()
-    found, found_lse = call(
-        q=q.view(*metadata.kernel_q_shape),
-        k_cache=kv_cache.unsqueeze(2),
-        softmax_scale=softmax_scale,
-    )
-    found = found.view(*metadata.out_shape)
-    if out is not None:
-        found = out.copy_(found)
-    return DecodeOutput(found, _lse(found_lse, lse) if builder.needs_lse else None)
+    builder_cls = FlashMLAMetadataBuilder
+
+    def forward(
+        self,
+        q: Query,
+        kv_cache: Tensor,
+        metadata: DecodeMetadata,
+        *,
+        softmax_scale: float,
+        q_scale: Tensor | None = None,
+        kv_scale: Tensor | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+    ) -> DecodeOutput:
+        """Attend each query token; see `BackendBase.forward`.
+
+        Without ``out`` the library's own output is returned and nothing is copied.
+        """
+        builder = metadata.builder
+        if (  # attributes compared, no tensor made: this is most of a step's host time
+            type(metadata) is FlashMLAMetadata
+            and type(builder) is FlashMLAMetadataBuilder
+            and type(q) is Tensor
+            and metadata.generation == builder.generation
+            and q.shape == metadata.q_shape
+            and q.dtype is builder.q_dtype
+            and q.get_device() == builder.device_number
+            and q.is_contiguous()
+            and not q.data_ptr() % ALIGNMENT_BYTES
+            and kv_cache in builder.checked_caches
+            and type(softmax_scale) is float
+            and builder.min_scale <= softmax_scale < _INF
+            and q_scale is None
+            and kv_scale is None
+            and (out is None or _fits_out(out, metadata, builder))
+            and (lse is None or _fits_lse(lse, metadata, builder))
+            and not (
+                builder.guards_device
+                and builder.device_number != torch.cuda.current_device()
+            )
+        ):
+            call = metadata.calls.get(EAGER)
+            if call is None or builder.is_capturing():
+                call = metadata.call()
+            found, found_lse = call(
+                q=q.view(*metadata.kernel_q_shape),
+                k_cache=kv_cache.unsqueeze(2),
+                softmax_scale=softmax_scale,
+            )
+            found = found.view(*metadata.out_shape)
+            if out is not None:
+                found = out.copy_(found)
+            return DecodeOutput(
+                found, _lse(found_lse, lse) if builder.needs_lse else None
+            )
+        checked = check_forward(
+            self.builder_cls,
+            q,
+            kv_cache,
+            metadata,
+            softmax_scale=softmax_scale,
+            q_scale=q_scale,
+            kv_scale=kv_scale,
+            out=out,
+            lse=lse,
+            keep_pair=False,
+        )
+        return _decode(checked, out is not None)
+
+    def _forward(self, call: CheckedCall) -> None:
+        _decode(call, True)
 
 
-def _fits(
-    out: Tensor, shape: tuple[int, int, int], builder: FlashMLAMetadataBuilder
+def _fits_out(
+    out: Tensor, metadata: FlashMLAMetadata, builder: FlashMLAMetadataBuilder
 ) -> bool:
     return (
-        type(out) is torch.Tensor
-        and out.shape == shape
+        type(out) is Tensor
+        and out.shape == metadata.out_shape
         and out.dtype is builder.out_dtype
         and out.get_device() == builder.device_number
         and out.is_contiguous()
@@ -91,18 +117,19 @@ def _fits(
 
 
 def _fits_lse(
-    lse: Tensor, shape: tuple[int, int], builder: FlashMLAMetadataBuilder
+    lse: Tensor, metadata: FlashMLAMetadata, builder: FlashMLAMetadataBuilder
 ) -> bool:
     return (
-        type(lse) is torch.Tensor
-        and lse.shape == shape
+        type(lse) is Tensor
+        and builder.needs_lse
+        and lse.shape == metadata.out_shape[:2]
         and lse.dtype is torch.float32
         and lse.get_device() == builder.device_number
         and lse.is_contiguous()
     )
 
 
-def decode(call: CheckedCall, fill_out: bool) -> DecodeOutput:
+def _decode(call: CheckedCall, fill_out: bool) -> DecodeOutput:
     """Run a checked call.
 
     Args:
