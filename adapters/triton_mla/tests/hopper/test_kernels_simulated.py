@@ -99,7 +99,7 @@ def simulate(
     num_reqs, num_rows = q.shape[:2]
     steps = num_reqs.bit_length()
     block_reqs, block_parts = 1 << steps, 1 << num_parts.bit_length()
-    schedule = torch.full((8 + 6 * block_parts,), 2**30, dtype=torch.int32)
+    schedule = torch.full((8 + 8 * block_parts,), 2**30, dtype=torch.int32)
     scratch = torch.empty(2 * block_reqs + 8 * block_parts, dtype=torch.int32)
     seq_lens = torch.tensor(lens, dtype=torch.int32)
     plan_kernel[(1,)](

@@ -11,9 +11,10 @@ TILE = 64
 class Table:
     def __init__(self, raw, num_parts, block_parts):
         raw = raw.tolist()
-        bounds = raw[8 : 8 + 2 * (num_parts + 1)]
-        self.bounds = list(zip(bounds[::2], bounds[1::2], strict=True))
-        entries = raw[8 + 2 * block_parts :]
+        bounds = raw[8 : 8 + 4 * (num_parts + 1)]
+        self.bounds = list(zip(bounds[::4], bounds[1::4], strict=True))
+        self.lengths = bounds[2::4]
+        entries = raw[8 + 4 * block_parts :]
         self.splits = [
             (
                 entries[4 * i],
@@ -27,7 +28,7 @@ class Table:
 def plan(plan_kernel, lens, num_parts, *, overhead=3, snap=2, min_tiles=1):
     steps = len(lens).bit_length()
     block_reqs, block_parts = 1 << steps, 1 << num_parts.bit_length()
-    raw = torch.full((8 + 6 * block_parts,), -7, dtype=torch.int32)
+    raw = torch.full((8 + 8 * block_parts,), -7, dtype=torch.int32)
     scratch = torch.full((2 * block_reqs + 8 * block_parts,), 2**30, dtype=torch.int32)
     plan_kernel[(1,)](
         torch.tensor(lens, dtype=torch.int32),
@@ -73,6 +74,7 @@ def check(table, lens):
             walked[req].extend(range(first, last))
             owners.setdefault(req, []).append((part, first))
     assert walked == [list(range(n)) for n in tiles]
+    assert table.lengths == [([*lens, 0])[req] for req, _ in table.bounds]
     splits = {req: (part, count) for req, part, count in table.splits}
     assert len(splits) == len(table.splits)
     for req, pieces in owners.items():

@@ -66,11 +66,11 @@ def _produce(
 ):
     SUB: gl.constexpr = TILE // PIECE
     BYTES: gl.constexpr = q_latent.dtype.primitive_bitwidth // 8
-    req0, tile0, req1, tile1, stop = part_range(schedule, part)
+    req0, tile0, req1, tile1, stop, seq_len = part_range(schedule, part)
     step = 0
     item = 0
     for req in range(req0, stop):
-        seq_len = gl.load(seq_lens + req)
+        next_len = gl.load(seq_lens + gl.minimum(req + 1, stop - 1))
         first, last, _ = piece_range(req, seq_len, req0, tile0, req1, tile1)
         if first < last:
             table_row = table + req.to(gl.int64) * table_stride
@@ -133,6 +133,7 @@ def _produce(
                 )
                 step += 1
             item += 1
+        seq_len = next_len
     write_empty(
         out, lse, seq_lens, part, num_parts, num_reqs, num_rows, row0, NEEDS_LSE, ROWS
     )
@@ -273,11 +274,11 @@ def _score(
     ACC_ROW: gl.constexpr = gl.SliceLayout(1, ACC)
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
     rows = row0 + gl.arange(0, ROWS, layout=PER_ROW)
-    req0, tile0, req1, tile1, stop = part_range(schedule, part)
+    req0, tile0, req1, tile1, stop, seq_len = part_range(schedule, part)
     step = 0
     item = 0
     for req in range(req0, stop):
-        seq_len = gl.load(seq_lens + req)
+        next_len = gl.load(seq_lens + gl.minimum(req + 1, stop - 1))
         first, last, num_tiles = piece_range(req, seq_len, req0, tile0, req1, tile1)
         if first < last:
             visible = gl.full([ROWS], 0, gl.int32, layout=PER_ROW) + seq_len
@@ -440,6 +441,7 @@ def _score(
                 ACC,
             )
             item += 1
+        seq_len = next_len
 
 
 @gluon.jit
@@ -461,11 +463,11 @@ def _multiply(
     ACC: gl.constexpr,
 ):
     ACC_ROW: gl.constexpr = gl.SliceLayout(1, ACC)
-    req0, tile0, req1, tile1, stop = part_range(schedule, part)
+    req0, tile0, req1, tile1, stop, seq_len = part_range(schedule, part)
     step = 0
     item = 0
     for req in range(req0, stop):
-        seq_len = gl.load(seq_lens + req)
+        next_len = gl.load(seq_lens + gl.minimum(req + 1, stop - 1))
         first, last, num_tiles = piece_range(req, seq_len, req0, tile0, req1, tile1)
         if first < last:
             acc = gl.full([ROWS, HALF], 0.0, gl.float32, layout=ACC)
@@ -502,6 +504,7 @@ def _multiply(
                 ACC,
             )
             item += 1
+        seq_len = next_len
 
 
 @gluon.jit(

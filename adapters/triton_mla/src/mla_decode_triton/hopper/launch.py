@@ -99,7 +99,7 @@ class HopperStep:
         slots = 2 * self.grid.parts
         num_scratch = 2 * (1 << self.max_num_reqs.bit_length()) + 8 * self._block_parts
         self.schedule = torch.zeros(
-            8 + 6 * self._block_parts, dtype=torch.int32, device=self.device
+            8 + 8 * self._block_parts, dtype=torch.int32, device=self.device
         )
         self._scratch = torch.zeros(num_scratch, dtype=torch.int32, device=self.device)
         self.partial_out = torch.empty(

@@ -49,7 +49,7 @@ def merge_kernel(
         block = unit % (512 // BLOCK_COLUMNS)
         row_unit = unit // (512 // BLOCK_COLUMNS)
         row = row_unit % num_rows
-        entry = table + _HEADER + 2 * BLOCK_PARTS + (row_unit // num_rows) * 4
+        entry = table + _HEADER + 4 * BLOCK_PARTS + (row_unit // num_rows) * 4
         request = tl.load(entry)
         first_part = tl.load(entry + 1)
         num_pieces = tl.load(entry + 6) - tl.load(entry + 2) + 1

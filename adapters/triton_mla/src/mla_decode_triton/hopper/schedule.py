@@ -14,9 +14,9 @@ without the overhead, and a slack one that lets a part finish its request.
 Nothing is read on the host, no size depends on the lengths, and the table stays where it
 is: a captured graph may hold this kernel or only its result.
 
-Layout, int32: [0] number of split requests; [8 + 2 * k] request and [8 + 2 * k + 1] tile
-of boundary k, 0 <= k <= parts (request = num_reqs at the end of the line); from
-`8 + 2 * BLOCK_PARTS` on, 4 numbers a split request: the request, its first part, and how
+Layout, int32: [0] number of split requests; from [8 + 4 * k] on, request, tile, and the
+request's length, of boundary k, 0 <= k <= parts (request = num_reqs at the end of the
+line, its length 0); from `8 + 4 * BLOCK_PARTS` on, 4 numbers a split request: the request, its first part, and how
 many pieces up to that part continue a request (so the difference to the next entry, plus
 one, is this request's number of pieces; one entry past the last closes the list). The
 piece of part k that begins a request has slot 2 * k + 1, the one that continues a request
@@ -88,7 +88,7 @@ def plan_kernel(
 ):
     """Cut the batch into `num_parts` parts. One program.
 
-    `seq_lens` int32 [num_reqs]; `table` int32 [8 + 6 * BLOCK_PARTS]; `scratch` int32
+    `seq_lens` int32 [num_reqs]; `table` int32 [8 + 8 * BLOCK_PARTS]; `scratch` int32
     [2 * BLOCK_REQS + 8 * BLOCK_PARTS]. BLOCK_REQS > num_reqs and BLOCK_PARTS > num_parts
     are powers of two, BLOCK_REQS = 2 ** STEPS. OVERHEAD: cost of a piece, in tiles; MERGE: of having any split. SNAP: a boundary nearer than
     this to an end of its request moves there. MIN_TILES: no part is meant to be smaller.
@@ -171,9 +171,11 @@ def plan_kernel(
     mine = trial + chosen * 2 * BLOCK_PARTS
     request = tl.load(mine + parts)
     tile = tl.load(mine + BLOCK_PARTS + parts)
-    boundary = table + _HEADER + parts * 2
+    boundary = table + _HEADER + parts * 4
     tl.store(boundary, request)
     tl.store(boundary + 1, tile)
+    length = tl.load(seq_lens + request, mask=request < num_reqs, other=0)
+    tl.store(boundary + 2, length)
 
     is_part = parts < num_parts
     next_request = tl.load(mine + parts + 1, mask=is_part, other=0)
@@ -183,10 +185,10 @@ def plan_kernel(
     continues = (is_part & (tile > 0)).to(tl.int32)
     continued = tl.associative_scan(continues, 0, _sum_combine)
     num_splits = tl.reduce(opens.to(tl.int32), 0, _sum_combine)
-    entry = table + _HEADER + 2 * BLOCK_PARTS + rank * 4
+    entry = table + _HEADER + 4 * BLOCK_PARTS + rank * 4
     tl.store(entry, next_request, mask=opens)
     tl.store(entry + 1, parts, mask=opens)
     tl.store(entry + 2, continued, mask=opens)
-    sentinel = table + _HEADER + 2 * BLOCK_PARTS + num_splits * 4
+    sentinel = table + _HEADER + 4 * BLOCK_PARTS + num_splits * 4
     tl.store(sentinel + 2, tl.reduce(continues, 0, _sum_combine))
     tl.store(table, num_splits)

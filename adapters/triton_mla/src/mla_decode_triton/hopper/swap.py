@@ -65,11 +65,11 @@ def _produce(
 ):
     SUB: gl.constexpr = TILE // PIECE
     BYTES: gl.constexpr = q_latent.dtype.primitive_bitwidth // 8
-    req0, tile0, req1, tile1, stop = part_range(schedule, part)
+    req0, tile0, req1, tile1, stop, seq_len = part_range(schedule, part)
     step = 0
     item = 0
     for req in range(req0, stop):
-        seq_len = gl.load(seq_lens + req)
+        next_len = gl.load(seq_lens + gl.minimum(req + 1, stop - 1))
         first, last, _ = piece_range(req, seq_len, req0, tile0, req1, tile1)
         if first < last:
             table_row = table + req.to(gl.int64) * table_stride
@@ -130,6 +130,7 @@ def _produce(
                 )
                 step += 1
             item += 1
+        seq_len = next_len
     write_empty(
         out, lse, seq_lens, part, num_parts, num_reqs, num_rows, row0, NEEDS_LSE, ROWS
     )
@@ -204,11 +205,11 @@ def consume(
         scale_log2 = scale_log2 * value_scale
     rows = row0 + gl.arange(0, ROWS, layout=PER_ROW)
     zeros = gl.full([TILE, ROWS], 0.0, gl.float32, layout=LAYOUT)
-    req0, tile0, req1, tile1, stop = part_range(schedule, part)
+    req0, tile0, req1, tile1, stop, seq_len = part_range(schedule, part)
     step = 0
     item = 0
     for req in range(req0, stop):
-        seq_len = gl.load(seq_lens + req)
+        next_len = gl.load(seq_lens + gl.minimum(req + 1, stop - 1))
         first, last, num_tiles = piece_range(req, seq_len, req0, tile0, req1, tile1)
         if first < last:
             visible = gl.full([ROWS], 0, gl.int32, layout=PER_ROW) + seq_len
@@ -312,6 +313,7 @@ def consume(
                 LAYOUT,
             )
             item += 1
+        seq_len = next_len
 
 
 @gluon.jit(

@@ -60,11 +60,11 @@ def _produce(
 ):
     SUB: gl.constexpr = TILE // PIECE
     BYTES: gl.constexpr = q_latent.dtype.primitive_bitwidth // 8
-    req0, tile0, req1, tile1, stop = part_range(schedule, part)
+    req0, tile0, req1, tile1, stop, seq_len = part_range(schedule, part)
     step = 0
     item = 0
     for req in range(req0, stop):
-        seq_len = gl.load(seq_lens + req)
+        next_len = gl.load(seq_lens + gl.minimum(req + 1, stop - 1))
         first, last, _ = piece_range(req, seq_len, req0, tile0, req1, tile1)
         if first < last:
             table_row = table + req.to(gl.int64) * table_stride
@@ -125,6 +125,7 @@ def _produce(
                 )
                 step += 1
             item += 1
+        seq_len = next_len
     write_empty(
         out, lse, seq_lens, part, num_parts, num_reqs, num_rows, row0, NEEDS_LSE, ROWS
     )
@@ -148,10 +149,10 @@ def _widen(
     """Write each half of a tile in the query's type, as it arrives and there is room."""
     BLOCK: gl.constexpr = gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0])
     dtype: gl.constexpr = left.dtype
-    req0, tile0, req1, tile1, stop = part_range(schedule, part)
+    req0, tile0, req1, tile1, stop, seq_len = part_range(schedule, part)
     step = 0
     for req in range(req0, stop):
-        seq_len = gl.load(seq_lens + req)
+        next_len = gl.load(seq_lens + gl.minimum(req + 1, stop - 1))
         first, last, _ = piece_range(req, seq_len, req0, tile0, req1, tile1)
         for _tile in range(first, last):
             stage = step & 1
@@ -172,6 +173,7 @@ def _widen(
             signal(right_full.index(stage))
             mbarrier.arrive(raw_free.index(1), count=1)
             step += 1
+        seq_len = next_len
 
 
 @gluon.jit(

@@ -29,14 +29,15 @@ HEADER = gl.constexpr(8)
 
 @gluon.jit
 def part_range(schedule, part):
-    """First request and tile of a part, its last ones, and the request to stop at."""
-    entry = schedule + HEADER + part * 2
+    """First request and tile of a part, its last ones, where to stop, first length."""
+    entry = schedule + HEADER + part * 4
     req0 = gl.load(entry)
     tile0 = gl.load(entry + 1)
-    req1 = gl.load(entry + 2)
-    tile1 = gl.load(entry + 3)
+    len0 = gl.load(entry + 2)
+    req1 = gl.load(entry + 4)
+    tile1 = gl.load(entry + 5)
     stop = req1 + gl.where(tile1 > 0, 1, 0)
-    return req0, tile0, req1, tile1, stop
+    return req0, tile0, req1, tile1, stop, len0
 
 
 @gluon.jit
