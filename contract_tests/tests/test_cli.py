@@ -36,6 +36,7 @@ def _main(monkeypatch, *arguments):
         (["run", "math:no_backend"], "cannot load backend"),
         (["run", "reference", "--", "--no-such-pytest-option"], "unrecognized"),
         (["run", "reference", "--seed", "x"], "--seed"),
+        (["run", "reference", "--mutant", "mask_igored"], "no mutant is named"),
     ],
 )
 def test_usage_errors_exit_with_4(monkeypatch, capfd, arguments, words):

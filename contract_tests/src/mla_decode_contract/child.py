@@ -57,18 +57,39 @@ class Child:
             start_new_session=True,
         )
         theirs.close()
-        self._send({"target": target.as_dict()})
+        # What the host can import, such as a project under test, the worker can too.
+        self._send({"target": target.as_dict(), "path": sys.path})
 
     def hello(self) -> dict[str, Any] | Death:
         """Wait for the worker to be prepared: its evidence word and machine."""
         return self._answer(START_TIMEOUT_S)
 
     def run(
-        self, case_id: str, budget_units: float, timeout_s: float
+        self,
+        case_id: str,
+        budget_units: float,
+        timeout_s: float,
+        *,
+        mutant: str | None = None,
+        seed: int | None = None,
     ) -> dict[str, Any] | Death:
-        """Run one case and return its result, or how the worker died of it."""
+        """Run one case and return its result, or how the worker died of it.
+
+        Args:
+            case_id: Which.
+            budget_units: Most units of error.
+            timeout_s: Longest time.
+            mutant: Wraps the backend for this case alone; the target's by default.
+            seed: Draws other data; the target's by default.
+        """
         self._log.seek(0, os.SEEK_END)
-        self._send({"case": case_id, "budget_units": budget_units})
+        message = {
+            "case": case_id,
+            "budget_units": budget_units,
+            "mutant": mutant,
+            "seed": seed,
+        }
+        self._send(message)
         return self._answer(timeout_s)
 
     def close(self) -> None:

@@ -13,11 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 from mla_decode_contract.catalogue import CASES
-from mla_decode_contract.verdict import EXIT_INCOMPLETE, EXIT_USAGE
+from mla_decode_contract.verdict import (
+    EXIT_CONFORMANT,
+    EXIT_FAILED,
+    EXIT_INCOMPLETE,
+    EXIT_USAGE,
+)
 
 if TYPE_CHECKING:
     import pytest
 
+    from mla_decode_contract.prove import Proof
     from mla_decode_contract.session import Run
 
 app = typer.Typer(
@@ -158,6 +164,89 @@ def run(
         plugins=[catcher],
     )
     raise typer.Exit(_exit_code(int(code), catcher.run))
+
+
+@app.command()
+def prove(
+    backend: Annotated[
+        str,
+        typer.Argument(metavar="BACKEND", help="Entry-point name or module:attribute."),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    arch: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads it on Python 3.10
+        typer.Option(help="Require this hardware."),
+    ] = None,
+    assume_arch: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads it on Python 3.10
+        typer.Option(help="Simulate or interpret this architecture on the CPU."),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(help="Redraws of small cases, for false alarms.", min=0)
+    ] = 200,
+    workers: Annotated[
+        Optional[int],  # noqa: UP045 - typer reads it on Python 3.10
+        typer.Option(help="Worker processes; the cores by default.", min=1, max=6),
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option(help="Longest time of one case, in seconds.", min=0.1)
+    ] = 60.0,
+) -> None:
+    """Run the kit against deliberately wrong wrappers of the backend.
+
+    Exit status: 0 all are caught and nothing right is, 1 otherwise, 4 usage.
+    """
+    from mla_decode_contract.prove import Proof  # noqa: PLC0415 - needs core
+    from mla_decode_contract.target import (  # noqa: PLC0415 - needs core
+        Target,
+        UsageProblem,
+        load_backend,
+        resolve_device,
+    )
+
+    try:
+        loaded = load_backend(backend)
+        device = resolve_device(loaded, arch=arch, assume_arch=assume_arch)
+    except UsageProblem as problem:
+        sys.stderr.write(f"ERROR: {problem}\n")
+        raise typer.Exit(EXIT_USAGE) from problem
+    proof = Proof(
+        target=Target(backend=backend, device=device),
+        workers=workers or 0,
+        timeout_s=timeout_s,
+        seeds=seeds,
+    )
+    proof.run()
+    if as_json:
+        sys.stdout.write(json.dumps(proof.as_dict(), indent=2) + "\n")
+    else:
+        _print_proof(proof)
+    raise typer.Exit(EXIT_CONFORMANT if proof.is_proven else EXIT_FAILED)
+
+
+def _print_proof(proof: Proof) -> None:
+    where = proof.target.device.arch
+    table = Table(
+        title=f"{proof.evidence or 'nothing ran'}: mutants of "
+        f"{proof.target.backend} on {where}",
+        title_justify="left",
+    )
+    for column in ("mutant", "outcome", "by"):
+        table.add_column(column, overflow="fold")
+    for result in proof.results.values():
+        word = "caught" if result.caught else "NOT CAUGHT"
+        table.add_row(
+            result.name,
+            word if result.not_applicable is None else "not applicable",
+            result.not_applicable or ", ".join(result.by),
+        )
+    console = Console()
+    console.print(table)
+    for alarm in proof.alarms:
+        console.print(f"false alarm: {alarm}", markup=False)
+    if proof.problem is not None:
+        console.print(proof.problem, markup=False)
+    console.print("proven" if proof.is_proven else "NOT PROVEN")
 
 
 def _exit_code(pytest_code: int, finished: Run | None) -> int:

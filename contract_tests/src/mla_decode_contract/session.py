@@ -89,6 +89,8 @@ class Run:
         due = tuple(case for case in CASES if case.is_quick or not settings.is_quick)
         if settings.case is not None and settings.case not in {c.id for c in CASES}:
             raise UsageProblem(f"no case is named {settings.case!r}; see `list`")
+        if settings.mutant is not None:
+            _require_mutant(settings.mutant)
         pool = Pool(
             target=target,
             workers=settings.workers or default_workers(target),
@@ -198,6 +200,14 @@ class Run:
             words += ["--arch", settings.arch]
         words += ["--case", case_id, "--seed", str(settings.seed)]
         return " ".join(words)
+
+
+def _require_mutant(name: str) -> None:
+    from mla_decode_contract.mutants import MUTANTS  # noqa: PLC0415 - needs torch
+
+    if name not in MUTANTS:
+        known = ", ".join(MUTANTS)
+        raise UsageProblem(f"no mutant is named {name!r}; known: {known}")
 
 
 def _plain(failure: Failure) -> dict[str, Any]:

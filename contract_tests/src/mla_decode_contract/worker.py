@@ -11,6 +11,7 @@ import json
 import resource
 import sys
 import traceback
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,9 @@ def main(fd: int) -> None:
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     channel: Connection[Any, Any] = Connection(fd)
-    target = Target.from_dict(_receive(channel)["target"])
+    first = _receive(channel)
+    sys.path.extend(path for path in first["path"] if path not in sys.path)
+    target = Target.from_dict(first["target"])
     try:
         backend, evidence = _prepare(target)
     except Exception as error:  # noqa: BLE001 - the host reports it as the run's failure
@@ -41,8 +44,14 @@ def main(fd: int) -> None:
             message = _receive(channel)
         except EOFError:
             return
+        asked, wrapped = target, backend
+        if message["mutant"] is not None:
+            asked = replace(target, mutant=message["mutant"])
+            wrapped = _mutated(backend, message["mutant"])
+        if message["seed"] is not None:
+            asked = replace(asked, seed=message["seed"])
         result = run_case(
-            message["case"], backend, target, budget_units=message["budget_units"]
+            message["case"], wrapped, asked, budget_units=message["budget_units"]
         )
         _send(channel, result.as_dict())
 
@@ -51,13 +60,17 @@ def _prepare(target: Target) -> tuple[Backend, str]:
     backend = load_backend(target.backend)
     evidence = prepare(backend, target.device)
     if target.mutant is not None:
-        from mla_decode_contract.mutants import MUTANTS  # noqa: PLC0415 - needs torch
-
-        backend = MUTANTS[target.mutant].apply(backend)
+        backend = _mutated(backend, target.mutant)
     import torch  # noqa: PLC0415 - after the backend was prepared
 
     torch.set_num_threads(1)
     return backend, evidence
+
+
+def _mutated(backend: Backend, name: str) -> Backend:
+    from mla_decode_contract.mutants import MUTANTS  # noqa: PLC0415 - needs torch
+
+    return MUTANTS[name].apply(backend)
 
 
 def _receive(channel: Connection[Any, Any]) -> dict[str, Any]:

@@ -26,10 +26,10 @@ def _mutant(clause: Clause, apply: Callable[[Backend], Backend], *needs: str) ->
 
 _ALL = (
     _mutant(Clause.MASK, values.mask_ignored, "causal_block"),
-    _mutant(Clause.MASK, values.mask_off_by_one, "block"),
-    _mutant(Clause.MASK, values.mask_prefix_only, "block"),
+    _mutant(Clause.MASK, values.mask_off_by_one),
+    _mutant(Clause.MASK, values.mask_prefix_only),
     _mutant(Clause.LSE, values.lse_log2, "lse"),
-    _mutant(Clause.EMPTY, values.empty_lse_plus_inf, "lse"),
+    _mutant(Clause.EMPTY, values.empty_lse_plus_inf),
     _mutant(Clause.READS, values.page_tail_read),
     _mutant(Clause.READS, values.logical_pages),
     _mutant(Clause.STALE, state.stale_schedule),

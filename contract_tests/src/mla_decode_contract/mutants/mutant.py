@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mla_decode_contract.catalogue import CASES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from mla_decode.backend import Backend
     from mla_decode_contract.catalogue import Case
@@ -29,6 +29,22 @@ class Mutant:
     """Wraps a backend; the original stays as it is."""
     needs: frozenset[str] = frozenset()
     """Features without which the fault cannot show: ``non_causal``, ``lse``..."""
+
+    def can_show(self, passes: Mapping[str, bool]) -> bool:
+        """Whether the fault can show on a backend.
+
+        Args:
+            passes: For the cases of the clause, whether the correct backend serves
+                what they need (True) or rightly refuses it (False).
+        """
+        if not self.needs:
+            return any(passes.values())
+        by_features = (
+            passes[case.id]
+            for case in self.cases()
+            if case.id in passes and self.needs <= set(case.features)
+        )
+        return any(by_features)
 
     def cases(self) -> tuple[Case, ...]:
         """The cases of the broken clause: one of these must catch it."""
