@@ -97,6 +97,8 @@ NOTES = pytest.StashKey[list[str]]()
 
 def pytest_configure(config) -> None:
     config.stash[NOTES] = []
+    for category in ("DeprecationWarning", "FutureWarning"):  # importing vLLM gives many
+        config.addinivalue_line("filterwarnings", f"ignore::{category}")
 
 
 def pytest_terminal_summary(terminalreporter, config) -> None:
