@@ -191,12 +191,12 @@ def test_the_default_scale_of_the_library_is_not_the_models(kit):
 
 def test_nothing_installed_is_a_dependency_refusal_with_a_fix(monkeypatch):
     monkeypatch.setattr(library, "MODULES", ("no_such_flash_mla", "no_such.package"))
-    library.installed_library.cache_clear()
+    library.look_up.cache_clear()
     try:
         with pytest.raises(LibraryRefused) as refused:
             library.library_for(DeviceInfo(vendor="cuda", arch="sm_90"))
     finally:
-        library.installed_library.cache_clear()
+        library.look_up.cache_clear()
     reason = refused.value.refusal
     assert str(reason.code) == "dependency"
     assert "no_such_flash_mla" in reason.got
@@ -207,12 +207,12 @@ def test_a_library_that_does_not_import_is_an_import_refusal(monkeypatch, tmp_pa
     (tmp_path / "flash_mla_broken.py").write_text("raise OSError('libcudart.so.13')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(library, "MODULES", ("flash_mla_broken",))
-    library.installed_library.cache_clear()
+    library.look_up.cache_clear()
     try:
         with pytest.raises(LibraryRefused) as refused:
             library.installed_library()
     finally:
-        library.installed_library.cache_clear()
+        library.look_up.cache_clear()
     assert str(refused.value.refusal.code) == "import"
     assert "libcudart.so.13" in refused.value.refusal.got
 
@@ -222,11 +222,11 @@ def test_an_installed_copy_is_found_and_reported(monkeypatch, tmp_path):
     (tmp_path / "flash_mla_found.py").write_text(source + "__version__ = '1.0'\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(library, "MODULES", ("flash_mla_found",))
-    library.installed_library.cache_clear()
+    library.look_up.cache_clear()
     try:
         found = library.installed_library()
     finally:
-        library.installed_library.cache_clear()
+        library.look_up.cache_clear()
     assert found.dense.form == "tile_metadata"
     assert (found.distribution, found.version) == ("unknown", "1.0")
     assert found.dense.run is tile_metadata_api.flash_mla_with_kvcache
@@ -292,8 +292,8 @@ def test_of_two_distributions_that_claim_the_name_the_loaded_one_is_reported(
         (info / "top_level.txt").write_text("flash_mla_claimed\n")
         monkeypatch.syspath_prepend(site)
     monkeypatch.setattr(library, "MODULES", ("flash_mla_claimed",))
-    library.installed_library.cache_clear()
+    library.look_up.cache_clear()
     try:
         assert library.installed_library().distribution == "second_copy"
     finally:
-        library.installed_library.cache_clear()
+        library.look_up.cache_clear()

@@ -21,12 +21,8 @@ from mla_decode_cuda_flashmla.limits import (
 from mla_decode_cuda_flashmla.refusals import refusals
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mla_decode.problem import DecodeProblem
     from mla_decode.refusal import Refusal
-
-    Query = Tensor | tuple[Tensor, Tensor]
 
 
 def _assume_release(device: DeviceInfo, release: str) -> DeviceInfo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from mla_decode.refusal import RefusalCode
+from mla_decode.refusal import Refusal, RefusalCode
 from mla_decode_cuda_flashmla.inspection import (
     DISTRIBUTIONS,
     Library,
@@ -38,21 +38,30 @@ def library_for(device: DeviceInfo) -> Library:
     return installed_library()
 
 
-@lru_cache(maxsize=1)
 def installed_library() -> Library:
-    """Import and inspect the installed library, once a process.
+    """The installed copy.
 
     Raises:
         LibraryRefused: None is installed, or the one that is cannot be called.
     """
-    for name in MODULES:
-        if is_present(name):
-            return inspect_module(import_library(name))
-    raise LibraryRefused(
-        library_refusal(
-            RefusalCode.DEPENDENCY,
-            "FlashMLA is not installed",
-            "no module " + " or ".join(MODULES),
-            "a distribution with Hopper dense decode: " + ", ".join(DISTRIBUTIONS),
-        )
+    found = look_up()
+    if isinstance(found, Refusal):
+        raise LibraryRefused(found)
+    return found
+
+
+@lru_cache(maxsize=1)
+def look_up() -> Library | Refusal:
+    """Import and inspect the installed library, once a process: a failure stays one."""
+    try:
+        for name in MODULES:
+            if is_present(name):
+                return inspect_module(import_library(name))
+    except LibraryRefused as refused:
+        return refused.refusal
+    return library_refusal(
+        RefusalCode.DEPENDENCY,
+        "FlashMLA is not installed",
+        "no module " + " or ".join(MODULES),
+        "a distribution with Hopper dense decode: " + ", ".join(DISTRIBUTIONS),
     )
