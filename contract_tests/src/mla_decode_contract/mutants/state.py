@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -98,21 +97,6 @@ def ubatch_state_on_class(backend: Backend) -> Backend:
         return overwrite(result, *wrong)
 
     return derive(backend, forward=forward, builder_cls=property(lambda _: builder))
-
-
-def abort_instead_of_refusal(backend: Backend) -> Backend:
-    """A builder for a refused problem ends the process, as some libraries do."""
-    base: Any = backend.builder_cls
-
-    def __init__(self: Any, problem: Any, device: Any = None, **kwargs: Any) -> None:  # noqa: N807 - becomes a class's
-        from mla_decode.device import as_device_info  # noqa: PLC0415 - needs torch
-
-        if backend.refusals(problem, as_device_info(device)):
-            os.abort()
-        base.__init__(self, problem, device, **kwargs)
-
-    builder = derive_builder(base, __init__=__init__)
-    return derive(backend, builder_cls=property(lambda _: builder))
 
 
 def _scales(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,25 +11,37 @@ from mla_decode_contract.mutants.faulty import Block, Fault, faulty_decode, over
 from mla_decode_contract.mutants.mutant import derive
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from mla_decode.backend import Backend
 
 
-def with_fault(fault: Fault, backend: Backend) -> Backend:
-    """A backend whose every call is checked as ever and then answered wrongly."""
+def with_fault(
+    fault: Fault,
+    backend: Backend,
+    change: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> Backend:
+    """A backend whose every call is checked as ever and then answered wrongly.
+
+    Args:
+        fault: In the decode.
+        backend: What is wrapped.
+        change: From the call's scales to those that the fault uses.
+    """
     right = type(backend).forward
 
     @functools.wraps(right)
     def forward(self: Any, q: Any, kv_cache: Any, metadata: Any, **kwargs: Any) -> Any:
         result = right(self, q, kv_cache, metadata, **kwargs)
-        scales = {name: kwargs.get(name) for name in ("q_scale", "kv_scale")}
+        names = ("softmax_scale", "q_scale", "kv_scale")
+        scales = change({name: kwargs.get(name) for name in names})
         wrong = faulty_decode(
             fault,
             q,
             _as_floats(kv_cache, metadata),
             metadata,
-            softmax_scale=kwargs["softmax_scale"],
             **scales,
         )
         return overwrite(result, *wrong)
@@ -96,24 +107,123 @@ def logical_pages(backend: Backend) -> Backend:
     return with_fault(Fault(pages=pages), backend)
 
 
-def lse_log2(backend: Backend) -> Backend:
-    """The log-sum-exp comes to base 2."""
-    return _with_lse(backend, lambda lse: lse / math.log(2.0))
+def mask_one_too_many(backend: Backend) -> Backend:
+    """Each token of a causal block sees its next sibling."""
+
+    def visible(block: Block) -> Tensor:
+        return (block.true_visible() + 1).clamp(max=block.seq_len)
+
+    return with_fault(Fault(visible=visible), backend)
 
 
-def empty_lse_plus_inf(backend: Backend) -> Backend:
-    """Rows without a key get +inf, as some libraries return it."""
-    return _with_lse(backend, lambda lse: lse.masked_fill(lse.isneginf(), torch.inf))
+def mask_head_aligned(backend: Backend) -> Backend:
+    """Token t of a causal block sees the first t + 1 keys of the request."""
+
+    def visible(block: Block) -> Tensor:
+        if not block.causal or block.query_len == 1:
+            return block.true_visible()
+        return (1 + torch.arange(block.query_len)).clamp(max=block.seq_len)
+
+    return with_fault(Fault(visible=visible), backend)
 
 
-def _with_lse(backend: Backend, change: Any) -> Backend:
+def mask_rows_reversed(backend: Backend) -> Backend:
+    """The rows of a causal block take each other's masks."""
+
+    def visible(block: Block) -> Tensor:
+        return block.true_visible().flip(0)
+
+    return with_fault(Fault(visible=visible), backend)
+
+
+def mask_always_causal(backend: Backend) -> Backend:
+    """A non-causal block is served under the causal mask."""
+
+    def visible(block: Block) -> Tensor:
+        seen = block.seq_len - block.query_len + 1 + torch.arange(block.query_len)
+        return seen.clamp(min=0)
+
+    return with_fault(Fault(visible=visible), backend)
+
+
+def last_key_dropped(backend: Backend) -> Backend:
+    """Every row misses the request's last key."""
+
+    def visible(block: Block) -> Tensor:
+        return block.true_visible().clamp(max=max(1, block.seq_len - 1))
+
+    return with_fault(Fault(visible=visible), backend)
+
+
+def whole_pages_only(backend: Backend) -> Backend:
+    """Keys of a page that is not full are left out, unless it is the only one."""
+
+    def visible(block: Block) -> Tensor:
+        full = block.seq_len // block.page_size * block.page_size
+        return block.true_visible().clamp(max=full or block.seq_len)
+
+    return with_fault(Fault(visible=visible), backend)
+
+
+def pages_reversed(backend: Backend) -> Backend:
+    """A request's pages are walked from the last, the length counted from there."""
+    return with_fault(Fault(pages=lambda used: used.flip(0)), backend)
+
+
+def first_page_repeated(backend: Backend) -> Backend:
+    """Every page of a request is taken to be its first."""
+    return with_fault(Fault(pages=lambda used: used[:1].expand_as(used)), backend)
+
+
+def page_after_each(backend: Backend) -> Backend:
+    """The table is read one entry late in the cache: page p is read as p + 1."""
+    return with_fault(Fault(pages=lambda used: used + 1), backend)
+
+
+def _with_scales(
+    backend: Backend, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> Backend:
+    return with_fault(Fault(), backend, change)
+
+
+def scale_of_576(backend: Backend) -> Backend:
+    """The scale is taken from the absorbed width, whatever the caller says."""
+    return _with_scales(backend, lambda s: {**s, "softmax_scale": 576**-0.5})
+
+
+def scale_squared(backend: Backend) -> Backend:
+    """The scale is applied to the query and to the scores."""
+    return _with_scales(
+        backend, lambda s: {**s, "softmax_scale": s["softmax_scale"] ** 2}
+    )
+
+
+def fp8_scales_ignored(backend: Backend) -> Backend:
+    """fp8 data are taken at their stored size."""
+    return _with_scales(backend, lambda s: {**s, "q_scale": None, "kv_scale": None})
+
+
+def dcp_global_lengths(backend: Backend) -> Backend:
+    """Under DCP the global lengths are walked on the rank's own pages."""
     right = type(backend).forward
 
     @functools.wraps(right)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = right(self, *args, **kwargs)
-        if result.lse is not None:
-            result.lse.copy_(change(result.lse.clone()))
-        return result
+    def forward(self: Any, q: Any, kv_cache: Any, metadata: Any, **kwargs: Any) -> Any:
+        result = right(self, q, kv_cache, metadata, **kwargs)
+        if metadata.dcp_tot_seq_lens is None:
+            return result
+        most = metadata.block_table.shape[1] * kv_cache.shape[1]
+        lens = [min(n, most) for n in metadata.dcp_tot_seq_lens.tolist()]
+        wrong = faulty_decode(
+            Fault(),
+            q,
+            kv_cache,
+            metadata,
+            lens=lens,
+            softmax_scale=kwargs["softmax_scale"],
+            q_scale=kwargs.get("q_scale"),
+            kv_scale=kwargs.get("kv_scale"),
+        )
+        return overwrite(result, *wrong)
 
     return derive(backend, forward=forward)
