@@ -74,7 +74,7 @@ def make_jobs(
 ) -> dict[str, Callable[[], Any]]:
     """The sections as calls."""
     small = device.assumed
-    dtypes = ("bf16", "fp16")
+    dtypes: tuple[str, ...] = ("bf16", "fp16")
     if library_for(device).fp8 is not None:
         dtypes += ("fp8",)
     rounds = 4 if small else 60

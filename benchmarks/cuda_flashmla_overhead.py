@@ -157,8 +157,8 @@ def _device(
         order = (0, 1) if number % 2 else (1, 0)
         spent = [0.0, 0.0]
         for which in order:
-            begin = torch.cuda.Event(enable_timing=True)
-            end = torch.cuda.Event(enable_timing=True)
+            begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # as above
             begin.record()
             graphs[which].replay()
             end.record()

@@ -86,7 +86,7 @@ def make_step(
     kv = kv.as_strided(
         (total, problem.page_size, ROW_WIDTH), (problem.page_stride, ROW_WIDTH, 1)
     )
-    given = iter(order.split(pages))
+    given = iter(torch.split(order, pages))
     for request, length in enumerate(lens):
         mine = next(given)
         table[request, : len(mine)] = mine

@@ -21,6 +21,8 @@ from mla_decode_cuda_flashmla import backend
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch import Tensor
+
     from mla_decode import DecodeMetadata, DecodeOutput, DeviceInfo
 
 CASES: list[dict[str, Any]] = [
@@ -91,7 +93,7 @@ def _run_case(
     )
     builder = backend.builder_cls(problem, device)
     metadata = builder.build(step.common)
-    first = _forward(step, metadata, scale, **outputs_for(step))
+    first = _forward(step, metadata, scale, outputs_for(step))
     again = _forward(step, metadata, scale)
     errors = worst_error(first.out, first.lse, step, scale)
     same = torch.equal(first.out, again.out)
@@ -110,10 +112,13 @@ def _run_case(
 
 
 def _forward(
-    step: Step, metadata: DecodeMetadata, scale: float = SCALE, **outputs: Any
+    step: Step,
+    metadata: DecodeMetadata,
+    scale: float,
+    outputs: dict[str, Tensor] | None = None,
 ) -> DecodeOutput:
     return backend.forward(
-        step.q, step.kv, metadata, softmax_scale=scale, **step.scales, **outputs
+        step.q, step.kv, metadata, softmax_scale=scale, **step.scales, **(outputs or {})
     )
 
 
@@ -141,7 +146,7 @@ def run_graphs(device: DeviceInfo, dtype: str, *, replays: int = 60) -> Any:
             metadata = builder.build_for_capture(step.common)
             outputs = [outputs_for(step) for _ in range(3)]
             for target in outputs:
-                _forward(step, metadata, **target)
+                _forward(step, metadata, SCALE, target)
         graphs = [_capture(device, step, metadata, outputs) for _ in range(2)]
         worst = {"out": 0.0, "lse": 0.0, "empty": 0.0}
         for replay in range(replays + 1):
@@ -184,13 +189,13 @@ def _capture(
         graph = SimulatedGraph()
         with graph.capture():
             for target in outputs:
-                _forward(step, metadata, **target)
+                _forward(step, metadata, SCALE, target)
         return graph
     torch.cuda.synchronize()
     recorded = torch.cuda.CUDAGraph()
     with torch.cuda.graph(recorded):
         for target in outputs:
-            _forward(step, metadata, **target)
+            _forward(step, metadata, SCALE, target)
     return recorded
 
 
