@@ -19,6 +19,7 @@ import zipfile
 from pathlib import Path
 
 import nox
+import nox.command
 import nox.project
 
 nox.needs_version = ">=2025.10.16"
@@ -157,9 +158,9 @@ def tests(session: nox.Session) -> None:
     coverage = (python, "-m", "coverage")
     session.run(*coverage, "erase")
     session.run(*coverage, "run", "-m", "pytest", "-m", QUICK, "core/tests")
+    session.run(python, "-m", "pytest", "-m", QUICK, *OTHER_TESTS)
     session.run(*coverage, "combine", "--quiet")
     session.run(*coverage, "report", "--fail-under=100")
-    session.run(python, "-m", "pytest", "-m", QUICK, *OTHER_TESTS)
 
 
 @nox.session(venv_backend="none", tags=["cpu"])
@@ -170,8 +171,7 @@ def contract(session: nox.Session) -> None:
     """
     python = shared(session, "test")
     names, options = _split_posargs(session)
-    for run in _chosen(session, CPU_RUNS, names):
-        run.start(session, python, *options)
+    _run_all(session, python, _chosen(session, CPU_RUNS, names), options)
 
 
 @nox.session(venv_backend="none", tags=["cpu"])
@@ -370,8 +370,7 @@ def _on_hardware(
         session.run(*pip, *editable, *_group("test"))
     names, options = _split_posargs(session)
     runs = [ContractRun(backend=name, options=("--arch", arch)) for name in backends]
-    for run in _chosen(session, tuple(runs), names):
-        run.start(session, sys.executable, *options)
+    _run_all(session, sys.executable, _chosen(session, tuple(runs), names), options)
     if not session.posargs:
         session.run(sys.executable, "-m", "pytest", "-m", marker, *OTHER_TESTS)
 
@@ -419,6 +418,20 @@ CPU_RUNS = (
     ContractRun(backend="cuda_flashmla", options=("--assume-arch", "sm_90")),
     ContractRun(backend="triton_mla"),
 )
+
+
+def _run_all(
+    session: nox.Session, python: str, runs: list[ContractRun], options: list[str]
+) -> None:
+    """Start every run, then fail if any failed: one verdict must not hide the next."""
+    failed = []
+    for run in runs:
+        try:
+            run.start(session, python, *options)
+        except nox.command.CommandFailed:
+            failed.append(run.label)
+    if failed:
+        session.error(f"not conformant: {', '.join(failed)}")
 
 
 def _split_posargs(session: nox.Session) -> tuple[list[str], list[str]]:
