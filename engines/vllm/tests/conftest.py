@@ -97,7 +97,10 @@ NOTES = pytest.StashKey[list[str]]()
 
 def pytest_configure(config) -> None:
     config.stash[NOTES] = []
-    for category in ("DeprecationWarning", "FutureWarning"):  # importing vLLM gives many
+    for category in (
+        "DeprecationWarning",
+        "FutureWarning",
+    ):  # importing vLLM gives many
         config.addinivalue_line("filterwarnings", f"ignore::{category}")
 
 

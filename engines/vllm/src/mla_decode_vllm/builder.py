@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.model_executor.layers.attention.mla_attention import (
@@ -106,7 +106,7 @@ class BridgedMetadataBuilder(MLACommonMetadataBuilder[Any]):
         is_idle = not causal and int(common_attn_metadata.query_start_loc_cpu[-1]) == 0
         shown = causal or is_idle
         if common_attn_metadata.causal is not shown:
-            common_attn_metadata = common_attn_metadata.replace(causal=shown)
+            common_attn_metadata = replace(common_attn_metadata, causal=shown)
         metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
         metadata.causal = causal
         return metadata
