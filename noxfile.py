@@ -394,14 +394,18 @@ class ContractRun:
         """A folder name for its report."""
         return "-".join((self.backend, *self.simulate.split(":")[1:]))
 
-    def start(self, session: nox.Session, python: str, *options: str) -> None:
-        """Run the kit; its report goes to .nox/reports."""
+    def passes(self, session: nox.Session, python: str, *options: str) -> bool:
+        """Run the kit and give its verdict; its report goes to .nox/reports."""
         env = {"MLA_DECODE_SIMULATE": self.simulate} if self.simulate else {}
-        session.run(
-            *(_script(python, "mla-decode-contract"), "run", self.backend),
-            *(*self.options, "--report", str(REPORTS / self.label), *options),
-            env=env,
-        )
+        try:
+            session.run(
+                *(_script(python, "mla-decode-contract"), "run", self.backend),
+                *(*self.options, "--report", str(REPORTS / self.label), *options),
+                env=env,
+            )
+        except nox.command.CommandFailed:
+            return False
+        return True
 
 
 CPU_RUNS = (
@@ -424,12 +428,7 @@ def _run_all(
     session: nox.Session, python: str, runs: list[ContractRun], options: list[str]
 ) -> None:
     """Start every run, then fail if any failed: one verdict must not hide the next."""
-    failed = []
-    for run in runs:
-        try:
-            run.start(session, python, *options)
-        except nox.command.CommandFailed:
-            failed.append(run.label)
+    failed = [run.label for run in runs if not run.passes(session, python, *options)]
     if failed:
         session.error(f"not conformant: {', '.join(failed)}")
 
