@@ -92,12 +92,15 @@ def needs_gluon():
 )
 def test_the_variant_for_many_rows_fits(page, ahead, tmp_path):
     from mla_decode_triton.hopper.asym import asym_kernel
+    from mla_decode_triton.hopper.compat import OLDEST, triton_release
 
     compiled = compile_gluon(asym_kernel, "bf16", page, CAUSAL=True, AHEAD=ahead)
     assert compiled.metadata.shared <= SHARED_LIMIT
     registers, stack, listing = resources(compiled, tmp_path)
     assert registers <= 168
-    assert stack <= 64  # the copying warp may keep a few words there, no accumulator
+    # 3.6 keeps a few words there outside of every loop. 3.9 also keeps addresses, which
+    # the loop of the ordered-ahead variant reloads: no accumulator, but not free.
+    assert stack <= (256 if ahead and triton_release() > OLDEST else 64)
     assert listing.count("UTMALDG") == 9 + 9 * max(1, 64 // page)
     # 36 steps of 16 columns for the scores, 4 of 16 tokens for each half of the values.
     assert listing.count("HGMMA") == (1 + ahead) * (36 + 4) + 4

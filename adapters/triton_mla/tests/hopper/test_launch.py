@@ -1,0 +1,90 @@
+"""The host side, as far as it goes without a GPU."""
+
+import pytest
+import torch
+
+from mla_decode.errors import ArgumentError
+
+pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
+
+from mla_decode_triton.hopper.launch import (
+    HopperStep,
+    choose_grid,
+)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "rows", "row_tiles", "parts"),
+    [
+        (1, 16, 1, 132),
+        (16, 16, 1, 132),
+        (17, 32, 1, 132),
+        (33, 64, 1, 132),
+        (128, 64, 2, 66),
+        (150, 64, 3, 44),
+        (4096, 64, 64, 2),
+        (64 * 200, 64, 200, 1),
+    ],
+)
+def test_row_tiles_share_the_device(num_rows, rows, row_tiles, parts):
+    grid = choose_grid(num_rows, 132)
+    assert (grid.rows, grid.row_tiles, grid.parts) == (rows, row_tiles, parts)
+    assert grid.swapped == (num_rows <= 32)
+
+
+def make_step(query_len, num_heads, max_num_reqs=64):
+    return HopperStep(
+        max_num_reqs=max_num_reqs,
+        query_len=query_len,
+        num_heads=num_heads,
+        device=torch.device("cpu"),
+        multiprocessors=132,
+    )
+
+
+@pytest.mark.parametrize("max_num_reqs", [1, 1024])
+def test_the_workspace_does_not_grow_with_the_batch(max_num_reqs):
+    step = make_step(4, 16, max_num_reqs)
+    assert step.partial_out.shape == (2 * 132, 64, 512)
+    assert step.partial_lse.shape == (2 * 132, 64)
+
+
+def forward(step, q, cache, **options):
+    lens = torch.zeros(2, dtype=torch.int32)
+    out = torch.zeros(q.shape[0], q.shape[1], 512, dtype=q.dtype)
+    step.forward(
+        q[..., :512],
+        q[..., 512:],
+        cache,
+        torch.zeros(2, 4, dtype=torch.int32),
+        lens,
+        out,
+        None,
+        softmax_scale=1.0,
+        causal=True,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "page", "query_len", "scale", "complaint"),
+    [
+        (torch.bfloat16, 8, 1, None, "pages of 8"),
+        (torch.float32, 64, 1, None, "float32"),
+        (torch.float8_e4m3fn, 64, 1, None, "kv_scale not given"),
+        (torch.uint8, 64, 4, torch.ones(1), "64 rows"),
+        (torch.bfloat16, 64, 1, torch.ones(1), "kv_scale given"),
+    ],
+)
+def test_refuses_caches_that_no_variant_reads(dtype, page, query_len, scale, complaint):
+    q = torch.zeros(2 * query_len, 16, 576, dtype=torch.bfloat16)
+    cache = torch.zeros(3, page, 576, dtype=dtype)
+    with pytest.raises(ArgumentError, match=complaint):
+        forward(make_step(query_len, 16), q, cache, kv_scale=scale)
+
+
+def test_refuses_queries_whose_rows_lie_apart():
+    q = torch.zeros(4, 2, 16, 576, dtype=torch.bfloat16)[:, 0]
+    cache = torch.zeros(3, 64, 576, dtype=torch.bfloat16)
+    with pytest.raises(ArgumentError, match="join the query"):
+        forward(make_step(2, 16), q, cache)
