@@ -3,6 +3,9 @@
     python benchmarks/hopper_mla.py check                     # against float64
     python benchmarks/hopper_mla.py points --results r.jsonl --budget-s 120
     python benchmarks/hopper_mla.py kernels                   # each launch by itself
+    python benchmarks/hopper_mla.py tune                      # what the numbers are worth
+    python benchmarks/hopper_mla.py fp8                       # against our own bf16
+    python benchmarks/hopper_mla.py sustain                   # under the power limit
     python benchmarks/hopper_mla.py host                      # build and forward, eager
     python benchmarks/hopper_mla.py table --results r.jsonl
 
@@ -603,6 +606,44 @@ def fp8() -> None:
             f"B{requests} S{mean}: bf16 {wide:.1f} us, fp8 {thin:.1f} us,",
             f"{wide / thin:.2f}x, error {error:.1e}",
         )
+
+
+@app.command()
+def sustain(seconds: float = 1.2) -> None:
+    """Back to back until the power limit rules: median of each peer's second half."""
+    bench = Bench(128 * 16384)
+    names = available(bench)
+    shapes = ((128, 1, 128, 4096), (128, 4, 64, 4096), (128, 8, 16, 16384))
+    for heads, query_len, requests, mean in (*shapes, (16, 1, 128, 16384)):
+        point = Point(
+            heads=heads,
+            query_len=query_len,
+            requests=requests,
+            mean=mean,
+            causal=True,
+        )
+        inputs = bench.inputs(point)
+        burst = max(1, int(15000 / point.roofline_us()))
+        shown = {}
+        for name in names:
+            replay, _kept = graphed(PEERS[name](bench, point, *inputs))
+            samples = []
+            watts = []
+            begun = time.monotonic()
+            while time.monotonic() - begun < seconds:
+                start = torch.cuda.Event(enable_timing=True)
+                end = torch.cuda.Event(enable_timing=True)
+                start.record()
+                for _ in range(burst):
+                    replay()
+                end.record()
+                end.synchronize()
+                samples.append(start.elapsed_time(end) * 1e3 / burst)
+                watts.append(torch.cuda.power_draw() / 1e3)
+            half = len(samples) // 2
+            us, power = (statistics.median(x[half:]) for x in (samples, watts))
+            shown[name] = f"{us:.1f} us at {power:.0f} W"
+        print(f"H{heads} Q{query_len} B{requests} S{mean}", shown)
 
 
 @app.command()
