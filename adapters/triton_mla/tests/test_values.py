@@ -25,6 +25,7 @@ CASES = [
     pytest.param(WIDE, 16, 8, 64, "bf16", False, [100, 8], id="detached_non_causal"),
     pytest.param(WIDE, 16, 8, 16, "bf16", True, [100, 8], id="detached_causal"),
     pytest.param(WIDE, 20, 2, 32, "fp8", True, [70, 2], id="fp8_fn"),
+    pytest.param(WIDE, 5, 3, 64, "fp8", True, [70, 3], id="fp8_scaled_rows"),
 ]
 
 
@@ -109,3 +110,24 @@ def test_writes_a_dtype_that_is_not_the_query_s():
 
     assert out.dtype == torch.float32
     assert relative_error(out, step.oracle()[0]) < 1e-5
+
+
+@pytest.mark.parametrize("magnitude", [0.0, 1e-30, 1e30])
+def test_scaled_rows_hold_what_float16_could_not(magnitude):
+    problem = DecodeProblem(
+        num_q_heads=2,
+        kv_dtype="fp8",
+        page_size=16,
+        needs_lse=True,
+        max_num_reqs=1,
+        max_model_len=64,
+    )
+    step = make_step(problem, WIDE, [40], query_len=1, causal=True)
+    step.q[:, 1] *= magnitude
+    builder = backend.builder_cls(problem, WIDE)
+
+    out, lse = step.run(builder)
+
+    truth, true_lse = step.oracle()
+    assert relative_error(out, truth) < TOLERANCE
+    torch.testing.assert_close(lse.double(), true_lse, atol=2e-4, rtol=1e-5)

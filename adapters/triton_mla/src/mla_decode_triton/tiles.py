@@ -23,8 +23,9 @@ class Tile:
     of few rows; the weights then pass through shared memory.
     """
     widened: str = "bf16"
-    """What an fp8 cache is widened to in PTX. ``fp16`` takes a sixth of the instructions;
-    its rows of queries are scaled to fit, and must then not come from shared memory."""
+    """What an fp8 cache is widened to in PTX. ``fp16`` takes a fifth of the instructions
+    and has each row of the query divided by a power of two, to fit; not for a detached
+    tile, whose query must reach the matrix unit from shared memory, as it was loaded."""
     residents: int = 1
     """Programs that one multiprocessor or compute unit holds at a time."""
 

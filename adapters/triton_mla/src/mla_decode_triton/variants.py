@@ -69,6 +69,7 @@ class DecodeVariant:
             "STAGES": self.tile.stages,
             "DETACHED": self.tile.detached,
             "WIDEN_IN_PTX": self.widens_fp8_in_ptx and not interpreted,
+            "SCALE_ROWS": self.widens_fp8_in_ptx and self.operand == "fp16",
             "UPCAST": interpreted,
         }
 

@@ -3,9 +3,6 @@
 A program owns `BLOCK_ROWS` rows of one request (row = token * H + head, so a tile spans
 tokens) and the token tiles ``[first, last)`` of one split. Each tile of the cache is
 loaded once: its 576 columns give the scores, its first 512 are the values.
-
-The 512 latent columns are held as two halves, `low` and `high`: the products that give a
-score are then chains half as long, which few rows would otherwise wait for.
 """
 
 import triton
@@ -21,7 +18,6 @@ _LOWEST = tl.constexpr(-3.0e38)
 """Floor of the running maximum: finite, so that an empty row meets no inf - inf."""
 _LN2 = tl.constexpr(0.6931471805599453)
 _LATENT = tl.constexpr(512)
-_HALF = tl.constexpr(256)
 _ROPE = tl.constexpr(64)
 _WIDTH = tl.constexpr(576)
 
@@ -84,17 +80,15 @@ def _widen_fp8(x, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _row_exponents(q_low, q_high, q_rope):
+def _row_exponents(q_latent, q_rope):
     """The power of two at or below each row's largest magnitude; 1 for a row of zeros.
 
     Rows divided by it lie within float16's range, and what of bfloat16's precision
     float16 then lacks is 2**-24 of the largest.
     """
-    low_peak = tl.reduce(tl.abs(q_low.to(tl.float32)), 1, _elementwise_max)
-    high_peak = tl.reduce(tl.abs(q_high.to(tl.float32)), 1, _elementwise_max)
+    latent_peak = tl.reduce(tl.abs(q_latent.to(tl.float32)), 1, _elementwise_max)
     rope_peak = tl.reduce(tl.abs(q_rope.to(tl.float32)), 1, _elementwise_max)
-    peak = tl.maximum(tl.maximum(low_peak, high_peak), rope_peak)
-    bits = peak.to(tl.int32, bitcast=True) & 0x7F800000
+    bits = tl.maximum(latent_peak, rope_peak).to(tl.int32, bitcast=True) & 0x7F800000
     return tl.where(bits == 0, 1.0, bits.to(tl.float32, bitcast=True))
 
 
@@ -138,7 +132,7 @@ def _load_tile(
     PAGE: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
 ):
-    """Load two [BLOCK_TOKENS, 256] and one [BLOCK_TOKENS, 64] of the cache, once.
+    """Load [BLOCK_TOKENS, 512] and [BLOCK_TOKENS, 64] of the cache, once.
 
     Reads no slot of a page at or past `seq_len`: such rows are zero.
     """
@@ -152,14 +146,11 @@ def _load_tile(
     else:
         base = kv
         rows = page_starts + (tokens % PAGE) * _WIDTH
-    half_cols = tl.arange(0, _HALF)
-    low_ptrs = base + (rows[:, None] + half_cols[None, :])
-    high_ptrs = base + (rows[:, None] + (half_cols + _HALF)[None, :])
+    latent_ptrs = base + (rows[:, None] + tl.arange(0, _LATENT)[None, :])
     rope_ptrs = base + (rows[:, None] + (tl.arange(0, _ROPE) + _LATENT)[None, :])
-    low = tl.load(low_ptrs, mask=inside[:, None], other=0.0)
-    high = tl.load(high_ptrs, mask=inside[:, None], other=0.0)
+    latent = tl.load(latent_ptrs, mask=inside[:, None], other=0.0)
     rope = tl.load(rope_ptrs, mask=inside[:, None], other=0.0)
-    return low, high, rope
+    return latent, rope
 
 
 @triton.jit
@@ -211,6 +202,7 @@ def decode_kernel(
     STAGES: tl.constexpr,
     DETACHED: tl.constexpr,
     WIDEN_IN_PTX: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
     """Attend one tile of rows over one split of its request's KV.
@@ -237,35 +229,32 @@ def decode_kernel(
     head = rows % num_heads
     inside = rows < num_rows
     has_keys = rows < tl.where(first < last, num_rows, 0)
-    half_cols = tl.arange(0, _HALF)
+    latent_cols = tl.arange(0, _LATENT)
     rope_cols = tl.arange(0, _ROPE)
     token_base = request.to(tl.int64) * query_len
-    q_rows = token * q_latent_token_stride + head * q_latent_head_stride
-    q_low_ptrs = (
-        q_latent_ptr
-        + token_base * q_latent_token_stride
-        + (q_rows[:, None] + half_cols[None, :])
-    )
+    q_latent_base = q_latent_ptr + token_base * q_latent_token_stride
+    q_rope_base = q_rope_ptr + token_base * q_rope_token_stride
+    q_latent_rows = token * q_latent_token_stride + head * q_latent_head_stride
     q_rope_rows = token * q_rope_token_stride + head * q_rope_head_stride
-    q_rope_ptrs = (
-        q_rope_ptr
-        + token_base * q_rope_token_stride
-        + (q_rope_rows[:, None] + rope_cols[None, :])
+    q_latent = tl.load(
+        q_latent_base + (q_latent_rows[:, None] + latent_cols[None, :]),
+        mask=has_keys[:, None],
+        other=0.0,
     )
-    q_low = tl.load(q_low_ptrs, mask=has_keys[:, None], other=0.0)
-    q_high = tl.load(q_low_ptrs + _HALF, mask=has_keys[:, None], other=0.0)
-    q_rope = tl.load(q_rope_ptrs, mask=has_keys[:, None], other=0.0)
+    q_rope = tl.load(
+        q_rope_base + (q_rope_rows[:, None] + rope_cols[None, :]),
+        mask=has_keys[:, None],
+        other=0.0,
+    )
     if kv_scale_ptr is not None:
         kv_scale = tl.load(kv_scale_ptr)
         scale_log2 = scale_log2 * kv_scale
-    if WIDEN_IN_PTX and tl.float16 == OPERAND:
-        exponents = _row_exponents(q_low, q_high, q_rope)[:, None]
-        q_low = q_low.to(tl.float32) / exponents
-        q_high = q_high.to(tl.float32) / exponents
+    if SCALE_ROWS:
+        exponents = _row_exponents(q_latent, q_rope)[:, None]
+        q_latent = q_latent.to(tl.float32) / exponents
         q_rope = q_rope.to(tl.float32) / exponents
         scale_log2 = scale_log2 * exponents
-    q_low = _as_operand(q_low, OPERAND, False, UPCAST)
-    q_high = _as_operand(q_high, OPERAND, False, UPCAST)
+    q_latent = _as_operand(q_latent, OPERAND, False, UPCAST)
     q_rope = _as_operand(q_rope, OPERAND, False, UPCAST)
     if CAUSAL:
         visible_keys = seq_len - query_len + token + 1
@@ -275,22 +264,20 @@ def decode_kernel(
 
     peak = tl.full([BLOCK_ROWS], _LOWEST, tl.float32)
     total = tl.full([BLOCK_ROWS], 0, tl.float32)
-    acc_low = tl.full([BLOCK_ROWS, _HALF], 0, tl.float32)
-    acc_high = tl.full([BLOCK_ROWS, _HALF], 0, tl.float32)
+    acc = tl.full([BLOCK_ROWS, _LATENT], 0, tl.float32)
     decay = tl.full([BLOCK_ROWS], 0, tl.float32)
     weights = tl.full([BLOCK_ROWS, BLOCK_TOKENS], 0, tl.float32 if UPCAST else OPERAND)
     # Found a tile ahead: a load whose address is itself loaded would be pipelined less.
     pages = _find_pages(table_row, first * BLOCK_TOKENS, seq_len, PAGE, BLOCK_TOKENS)
     for tile in tl.range(first, last, num_stages=STAGES):
         token0 = tile * BLOCK_TOKENS
-        low, high, rope = _load_tile(
+        latent, rope = _load_tile(
             kv_ptr, pages, token0, seq_len, page_stride, PAGE, BLOCK_TOKENS
         )
         pages = _find_pages(
             table_row, token0 + BLOCK_TOKENS, seq_len, PAGE, BLOCK_TOKENS
         )
-        low = _as_operand(low, OPERAND, WIDEN_IN_PTX, UPCAST)
-        high = _as_operand(high, OPERAND, WIDEN_IN_PTX, UPCAST)
+        latent = _as_operand(latent, OPERAND, WIDEN_IN_PTX, UPCAST)
         rope = _as_operand(rope, OPERAND, WIDEN_IN_PTX, UPCAST)
         tokens = token0 + tl.arange(0, BLOCK_TOKENS)
         seen = tokens[None, :] < visible_keys[:, None]
@@ -299,41 +286,41 @@ def decode_kernel(
             # Always true. Triton gives every warp group all the tokens of a product
             # that feeds another; the region hides that this one does, and halves it.
             if tile < last:
-                scores += tl.dot(q_low, low.T) * scale_log2
-                scores += tl.dot(q_high, high.T) * scale_log2
+                scores += tl.dot(q_latent, latent.T) * scale_log2
                 peak, total, decay, weights32 = _weigh(scores, seen, peak, total)
                 weights = _as_operand(weights32, OPERAND, False, UPCAST)
         else:
-            scores += tl.dot(q_low, low.T) * scale_log2
-            scores += tl.dot(q_high, high.T) * scale_log2
+            scores += tl.dot(q_latent, latent.T) * scale_log2
             peak, total, decay, weights32 = _weigh(scores, seen, peak, total)
             weights = _as_operand(weights32, OPERAND, False, UPCAST)
-        acc_low = tl.dot(weights, low, acc_low * decay[:, None])
-        acc_high = tl.dot(weights, high, acc_high * decay[:, None])
+        acc = acc * decay[:, None]
+        acc = tl.dot(weights, latent, acc)
 
     empty = total == 0.0
     safe_total = tl.where(empty, 1.0, total)
     factor = 1.0 / safe_total
     if kv_scale_ptr is not None:
         factor = factor * kv_scale
-    acc_low = tl.where(empty[:, None], 0.0, acc_low * factor[:, None])
-    acc_high = tl.where(empty[:, None], 0.0, acc_high * factor[:, None])
+    acc = tl.where(empty[:, None], 0.0, acc * factor[:, None])
     lse_log2 = tl.where(empty, float("-inf"), peak + tl.log2(safe_total))
     # 64-bit up to the request, 32-bit within it: 4096 rows x 128 splits x 512 fit.
     row_base = token_base * num_heads
     if SPLIT:
-        stored = has_keys[:, None]
         slots = rows * num_splits
-        base = row_base * num_splits + split
-        tl.store(lse_ptr + base + slots, lse_log2, mask=inside)
+        slot_base = row_base * num_splits + split
+        tl.store(lse_ptr + slot_base + slots, lse_log2, mask=inside)
+        partial_ptrs = (
+            out_ptr
+            + slot_base * _LATENT
+            + ((slots * _LATENT)[:, None] + latent_cols[None, :])
+        )
+        tl.store(partial_ptrs, acc, mask=has_keys[:, None])
     else:
-        stored = inside[:, None]
-        slots = rows
-        base = row_base
         if NEEDS_LSE:
-            tl.store(lse_ptr + base + slots, lse_log2 * _LN2, mask=inside)
-    low_ptrs = (
-        out_ptr + base * _LATENT + ((slots * _LATENT)[:, None] + half_cols[None, :])
-    )
-    tl.store(low_ptrs, acc_low.to(out_ptr.dtype.element_ty), mask=stored)
-    tl.store(low_ptrs + _HALF, acc_high.to(out_ptr.dtype.element_ty), mask=stored)
+            tl.store(lse_ptr + row_base + rows, lse_log2 * _LN2, mask=inside)
+        out_ptrs = (
+            out_ptr
+            + row_base * _LATENT
+            + ((rows * _LATENT)[:, None] + latent_cols[None, :])
+        )
+        tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=inside[:, None])
