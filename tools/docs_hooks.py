@@ -7,16 +7,21 @@ build.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mla_decode import DecodeProblem, DeviceInfo, Mask, discover, survey
+from mla_decode.cli.coverage import DTYPES, HEADS, OUTCOMES, QUERY_LENS
+from mla_decode.cli.coverage import cells as coverage_cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from mla_decode import Candidate
+    from mla_decode.cli.coverage import Cell
 
 ORDER = (
     "index.md",
@@ -133,4 +138,51 @@ def _answer(problem: DecodeProblem, device: DeviceInfo, policy: Any) -> str:
     return f"`{chosen.backend.name}`{kind} ({chosen.backend.evidence(device)})"
 
 
-PARTS: dict[str, Callable[[], str]] = {"support": support}
+def coverage() -> str:
+    """AITER's non-causal blocks, cell by cell: how each is served, and its KV walks."""
+    parts = []
+    for release in ("0.1.20.post1", "0.1.16.post6"):
+        for arch in ("gfx942", "gfx950"):
+            device = DeviceInfo.assume(arch, libraries={"amd-aiter": release})
+            parts.append(f"### AITER {release} on {arch}\n\n{_counts(device)}")
+            if release == "0.1.20.post1":
+                parts.extend(_grids(device))
+    return "\n\n".join(parts)
+
+
+def _counts(device: DeviceInfo) -> str:
+    rows = []
+    for needs_lse, policy in product((False, True), ("refuse", "exact")):
+        found = Counter(
+            cell.outcome for cell in cells(device, needs_lse=needs_lse, lowering=policy)
+        )
+        label = ("with LSE" if needs_lse else "without LSE", policy)
+        rows.append((*label, *(str(found[outcome]) for outcome in OUTCOMES)))
+    return table(("", "lowering", *OUTCOMES), iter(rows))
+
+
+def _grids(device: DeviceInfo) -> Iterator[str]:
+    """Letters: native, fold, pad, split; then KV walks. The flatten walks Q times."""
+    found = {
+        (cell.dtype, cell.kv_dtype, cell.num_heads, cell.query_len): cell
+        for cell in cells(device, needs_lse=False, lowering="exact")
+    }
+    for dtypes in DTYPES:
+        header = (f"{dtypes[0]} / {dtypes[1]}", *(f"Q={q}" for q in QUERY_LENS))
+        rows = (
+            (str(heads), *(_mark(found[(*dtypes, heads, q)]) for q in QUERY_LENS))
+            for heads in HEADS
+        )
+        yield table(header, rows)
+
+
+def _mark(cell: Cell) -> str:
+    return "-" if cell.kv_walks is None else f"{cell.outcome[0]}{cell.kv_walks}"
+
+
+def cells(device: DeviceInfo, *, needs_lse: bool, lowering: Any) -> Iterator[Cell]:
+    """What `mla-decode coverage` tabulates, for rocm_aiter."""
+    return coverage_cells(device, "rocm_aiter", lowering, needs_lse=needs_lse)
+
+
+PARTS: dict[str, Callable[[], str]] = {"support": support, "coverage": coverage}
