@@ -103,3 +103,8 @@ def test_a_lone_request_is_spread_over_the_device():
 def test_a_block_is_walked_once_where_its_rows_fit_a_tile():
     plan = plan_step(problem_of(8, 8), SM_90, num_reqs=4, query_len=8, max_seq_len=4096)
     assert plan.row_tiles == 1
+
+
+def test_an_empty_batch_has_a_plan():
+    plan = plan_step(problem_of(16, 1), SM_90, num_reqs=0, query_len=1, max_seq_len=1)
+    assert plan.grid == (1, 1, 0)

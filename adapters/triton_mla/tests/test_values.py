@@ -131,3 +131,19 @@ def test_scaled_rows_hold_what_float16_could_not(magnitude):
     truth, true_lse = step.oracle()
     assert relative_error(out, truth) < TOLERANCE
     torch.testing.assert_close(lse.double(), true_lse, atol=2e-4, rtol=1e-5)
+
+
+def test_a_step_s_launches_are_bound_once_a_shape():
+    problem = DecodeProblem(
+        num_q_heads=4, page_size=16, max_num_reqs=2, max_model_len=64
+    )
+    builder = backend.builder_cls(problem, NARROW)
+    long = make_step(problem, NARROW, [40, 17], query_len=1, causal=True)
+    short = make_step(problem, NARROW, [33, 2], query_len=1, causal=True)
+    lone = make_step(problem, NARROW, [40], query_len=1, causal=True)
+
+    steps = [builder.build(step.common).step for step in (long, short, lone)]
+
+    assert steps[0] is steps[1]
+    assert steps[0].decode.grid[2] == 2
+    assert steps[2].decode.grid[2] == 1

@@ -13,8 +13,8 @@ from mla_decode.errors import BackendRefused
 from mla_decode.metadata import DecodeMetadata
 from mla_decode.problem import LATENT_WIDTH
 from mla_decode_triton.capability import CAPABILITY
-from mla_decode_triton.launching import Launcher
-from mla_decode_triton.planning import StepPlan, plan_step, workspace_rows
+from mla_decode_triton.launching import BoundStep, Launcher
+from mla_decode_triton.planning import plan_step, workspace_rows
 from mla_decode_triton.tiles import ARCH_TILES
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TritonMLAMetadata(DecodeMetadata):
-    """One step's batch and how its launches are cut."""
+    """One step's batch and the launches that serve it."""
 
-    plan: StepPlan
+    step: BoundStep
 
 
 class TritonMLAMetadataBuilder(MLADecodeMetadataBuilder):
@@ -64,7 +64,7 @@ class TritonMLAMetadataBuilder(MLADecodeMetadataBuilder):
         rows = workspace_rows(problem, self.tiles)
         self.partial_out = self._float32(rows, LATENT_WIDTH)
         self.partial_lse = self._float32(rows)
-        self._plans: dict[tuple[int, int, int], StepPlan] = {}
+        self._steps: dict[tuple[int, int, int, bool], BoundStep] = {}
         self.launcher = Launcher(problem, self.device_info, self.tiles)
 
     def _build_decode(
@@ -87,23 +87,25 @@ class TritonMLAMetadataBuilder(MLADecodeMetadataBuilder):
             num_reqs=num_reqs,
             num_decode_tokens=num_decode_tokens,
             dcp_tot_seq_lens=dcp_tot_seq_lens_device,
-            plan=self._plan(num_reqs, self._decode_query_len, max_seq_len),
+            step=self._step(num_reqs, max_seq_len),
         )
 
-    def _plan(self, num_reqs: int, query_len: int, max_seq_len: int) -> StepPlan:
-        """Plans by size; lengths count in powers of two, so that few are made."""
+    def _step(self, num_reqs: int, max_seq_len: int) -> BoundStep:
+        """Steps by shape; lengths count in powers of two, so that few are made."""
         ceiling = 1 << max(max_seq_len - 1, 1).bit_length()
-        key = (num_reqs, query_len, min(ceiling, self.problem.max_model_len))
-        found = self._plans.get(key)
+        length = min(ceiling, self.problem.max_model_len)
+        key = (num_reqs, self._decode_query_len, length, self._decode_causal)
+        found = self._steps.get(key)
         if found is None:
-            found = plan_step(
+            plan = plan_step(
                 self.problem,
                 self.tiles,
                 num_reqs=num_reqs,
-                query_len=query_len,
-                max_seq_len=key[2],
+                query_len=self._decode_query_len,
+                max_seq_len=length,
             )
-            self._plans[key] = found
+            found = self.launcher.bind(plan, causal=self._decode_causal)
+            self._steps[key] = found
         return found
 
     def _float32(self, *shape: int) -> Tensor:

@@ -19,8 +19,7 @@ def decode(call: CheckedCall) -> None:
         return
     q_rope = call.q[..., LATENT_WIDTH:] if call.q_rope is None else call.q_rope
     builder.launcher.launch(
-        metadata.plan,
-        causal=metadata.causal,
+        metadata.step,
         q_latent=call.q,
         q_rope=q_rope,
         kv_cache=call.kv_cache,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from mla_decode_triton.planning import MERGE_SIZES, plan_step
 from mla_decode_triton.variants import DecodeVariant, MergeVariant
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
     from torch import Tensor
@@ -28,6 +30,40 @@ _LOG2E = 1.4426950408889634
 _VECTOR_BYTES = 16
 """What pointers and strides are multiples of for the compiled variants to be valid."""
 _INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundKernel:
+    """A kernel variant with its grid, ready to be launched."""
+
+    kernel: Any
+    """Triton's own function, which looks at every argument."""
+    compiled: Any | None
+    """The variant for aligned tensors; None where there is none to hold."""
+    grid: tuple[int, int, int]
+    constants: Mapping[str, Any]
+    values: tuple[Any, ...]
+    """Of the constants, in the kernel's order."""
+    options: Mapping[str, Any]
+
+    def run(self, arguments: tuple[Any, ...], *, is_aligned: bool) -> None:
+        """Launch on the current stream."""
+        if is_aligned and self.compiled is not None:
+            # An address spares the driver the question of where a tensor lives.
+            self.compiled[self.grid](*map(_address, arguments), *self.values)
+        else:
+            self.kernel[self.grid](*arguments, **self.constants, **self.options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundStep:
+    """The launches of every forward of one shape of step."""
+
+    query_len: int
+    num_splits: int
+    decode: BoundKernel
+    merge: BoundKernel | None
+    """None where the keys are not split."""
 
 
 class Launcher:
@@ -49,19 +85,43 @@ class Launcher:
         self._kernels = load_kernels(interpreted=self._interpreted)
         self._decode: dict[DecodeVariant, Any] = {}
         self._merge: dict[MergeVariant, Any] = {}
-        self._constants: dict[object, tuple[dict[str, Any], tuple[Any, ...]]] = {}
-        self._variants: dict[
-            tuple[StepPlan, bool], tuple[DecodeVariant, MergeVariant]
-        ] = {}
         if device.vendor == "cuda" and not self._interpreted:
             with torch.cuda.device(device.index):
                 self._compile()
 
+    def bind(self, plan: StepPlan, *, causal: bool) -> BoundStep:
+        """Choose the kernels of a step's shape."""
+        problem, interpreted = self._problem, self._interpreted
+        query_len = plan.num_rows // problem.num_q_heads
+        decode = DecodeVariant.of(
+            problem,
+            self._arch,
+            plan.tile,
+            causal=causal and query_len > 1,
+            is_split=plan.num_splits > 1,
+        )
+        kernel, held = self._kernels.decode, self._decode.get(decode)
+        bound_decode = self._bind(kernel, held, decode, plan.grid)
+        bound_merge = None
+        if plan.num_splits > 1:
+            merge = MergeVariant(
+                max_splits=plan.merge_size, needs_lse=problem.needs_lse
+            )
+            blocks = LATENT_WIDTH // merge.columns(interpreted=interpreted)
+            grid = (plan.num_reqs * plan.num_rows, blocks, 1)
+            kernel, held = self._kernels.merge, self._merge.get(merge)
+            bound_merge = self._bind(kernel, held, merge, grid)
+        return BoundStep(
+            query_len=query_len,
+            num_splits=plan.num_splits,
+            decode=bound_decode,
+            merge=bound_merge,
+        )
+
     def launch(
         self,
-        plan: StepPlan,
+        step: BoundStep,
         *,
-        causal: bool,
         q_latent: Tensor,
         q_rope: Tensor,
         kv_cache: Tensor,
@@ -75,28 +135,23 @@ class Launcher:
         partial_lse: Tensor,
     ) -> None:
         """Decode one step on the current stream; see the kernels for shapes."""
-        decode, merge = self._variants_of(plan, causal)
-        is_split = plan.num_splits > 1
         token_stride, head_stride, _ = q_latent.stride()
         rope_token_stride, rope_head_stride, _ = q_rope.stride()
         page_stride = kv_cache.stride(0)
-        address_bits = (
+        bits = (
             q_latent.data_ptr()
             | q_rope.data_ptr()
             | kv_cache.data_ptr()
             | out.data_ptr()
-        )
-        stride_bits = (
-            token_stride
+            | token_stride
             | head_stride
             | rope_token_stride
             | rope_head_stride
             | page_stride
         )
-        is_aligned = (
-            not (address_bits | stride_bits) % _VECTOR_BYTES
-            and page_stride <= _INT32_MAX
-        )
+        is_aligned = not bits % _VECTOR_BYTES and page_stride <= _INT32_MAX
+        is_split = step.merge is not None
+        some_lse = partial_lse if lse is None else lse
         arguments = (
             q_latent,
             q_rope,
@@ -105,85 +160,40 @@ class Launcher:
             seq_lens,
             kv_scale,
             partial_out if is_split else out,
-            partial_lse if is_split or lse is None else lse,
+            partial_lse if is_split else some_lse,
             softmax_scale * _LOG2E,
             self._problem.num_q_heads,
-            plan.num_rows // self._problem.num_q_heads,
+            step.query_len,
             token_stride,
             head_stride,
             rope_token_stride,
             rope_head_stride,
             page_stride,
             block_table.stride(0),
-            plan.num_splits,
+            step.num_splits,
         )
         with self._on_device():
-            self._run(
-                self._kernels.decode,
-                self._decode.get(decode) if is_aligned else None,
-                decode,
-                plan.grid,
-                arguments,
-            )
-            if is_split:
-                columns = merge.columns(interpreted=self._interpreted)
-                self._run(
-                    self._kernels.merge,
-                    self._merge.get(merge) if is_aligned else None,
-                    merge,
-                    (plan.num_reqs * plan.num_rows, LATENT_WIDTH // columns, 1),
-                    (
-                        partial_out,
-                        partial_lse,
-                        out,
-                        partial_lse if lse is None else lse,
-                        plan.num_splits,
-                    ),
-                )
+            step.decode.run(arguments, is_aligned=is_aligned)
+            if step.merge is not None:
+                partials = (partial_out, partial_lse, out, some_lse, step.num_splits)
+                step.merge.run(partials, is_aligned=is_aligned)
 
-    def _run(
+    def _bind(
         self,
         kernel: Any,
         compiled: Any | None,
         variant: DecodeVariant | MergeVariant,
         grid: tuple[int, int, int],
-        arguments: tuple[Any, ...],
-    ) -> None:
-        constants, values = self._constants_of(variant)
-        if compiled is not None:
-            # An address spares the driver the question of where a tensor lives.
-            compiled[grid](*map(_address, arguments), *values)
-        elif self._interpreted:
-            kernel[grid](*arguments, **constants)
-        else:
-            kernel[grid](*arguments, **constants, **variant.options)
-
-    def _variants_of(
-        self, plan: StepPlan, causal: bool
-    ) -> tuple[DecodeVariant, MergeVariant]:
-        found = self._variants.get((plan, causal))
-        if found is None:
-            decode = DecodeVariant.of(
-                self._problem,
-                self._arch,
-                plan.tile,
-                causal=causal and plan.num_rows > self._problem.num_q_heads,
-                is_split=plan.num_splits > 1,
-            )
-            merge = MergeVariant(
-                max_splits=plan.merge_size, needs_lse=self._problem.needs_lse
-            )
-            found = self._variants[plan, causal] = decode, merge
-        return found
-
-    def _constants_of(
-        self, variant: DecodeVariant | MergeVariant
-    ) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        found = self._constants.get(variant)
-        if found is None:
-            constants = variant.constants(interpreted=self._interpreted)
-            found = self._constants[variant] = constants, tuple(constants.values())
-        return found
+    ) -> BoundKernel:
+        constants = variant.constants(interpreted=self._interpreted)
+        return BoundKernel(
+            kernel=kernel,
+            compiled=compiled,
+            grid=grid,
+            constants=constants,
+            values=tuple(constants.values()),
+            options={} if self._interpreted else variant.options,
+        )
 
     def _on_device(self) -> AbstractContextManager[object]:
         index = self._device.index

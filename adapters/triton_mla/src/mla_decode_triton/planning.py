@@ -111,7 +111,7 @@ def workspace_bytes(problem: DecodeProblem, arch: ArchTiles) -> int:
 def _most_splits(*, programs: int, capacity: int, steps: int) -> int:
     """Bound of `_choose_splits`; grows with the steps, so the longest is enough."""
     useful = -(-steps // _LEAST_TILES_OF_A_SPLIT)
-    return max(1, min(MAX_SPLITS, useful, 2 * capacity // programs))
+    return max(1, min(MAX_SPLITS, useful, 2 * capacity // max(programs, 1)))
 
 
 def _choose_splits(*, programs: int, capacity: int, steps: int) -> int:
