@@ -3,8 +3,12 @@
 import os
 import sys
 import time
+from dataclasses import replace
 
+from mla_decode.capability import Capability, Feature, Support
+from mla_decode.errors import BackendRefused
 from mla_decode.reference import ReferenceBackend
+from mla_decode.reference.builder import ReferenceMetadataBuilder
 
 
 class Misbehaving(ReferenceBackend):
@@ -53,4 +57,36 @@ class Simulated(ReferenceBackend):
         return "simulated" if device.torch_device == "cpu" else "nonsense"
 
 
+class WithoutLse(ReferenceBackend):
+    """A backend that declares no lse, and refuses it."""
+
+    name = "without_lse"
+    capability = Capability(
+        rows=(
+            replace(
+                ReferenceBackend.capability.row("cpu"),
+                features={Feature.PAGE_STRIDE: Support.YES},
+            ),
+        )
+    )
+
+    @property
+    def builder_cls(self):
+        backend = self
+
+        class Refusing(ReferenceMetadataBuilder):
+            def __init__(self, problem, device=None, **kwargs):
+                super().__init__(problem, device, **kwargs)
+                reasons = backend.refusals(problem, self.device_info)
+                if reasons:
+                    raise BackendRefused("refused.", {backend.name: reasons})
+
+        return Refusing
+
+    def forward(self, *args, **kwargs):
+        result = super().forward(*args, **kwargs)
+        return result._replace(lse=None)
+
+
+without_lse = WithoutLse()
 unpreparable, simulated = Unpreparable(), Simulated()
