@@ -54,6 +54,14 @@ class Engines:
             [sys.executable, str(ENGINE / "models.py"), str(self.models)], check=True
         )
 
+    def drafter(self, model: str) -> dict[str, Any]:
+        """vLLM's settings for a block drafter of six tokens."""
+        return {
+            "method": "dflash",
+            "model": str(self.models / model),
+            "num_speculative_tokens": 6,
+        }
+
     def run(
         self, *, target: str, env: dict[str, str] | None = None, **asked
     ) -> Outcome:
