@@ -234,6 +234,37 @@ def test_coverage_counts_every_cell_once(capsys, monkeypatch):
     }
 
 
+def test_coverage_tables_mark_each_cell_by_its_rewrite_and_walks(
+    capsys, monkeypatch, candidates, narrow_backend
+):
+    candidates(narrow_backend)
+    code, out, _ = run(
+        capsys, monkeypatch, "coverage", "--arch", "cpu", "--backend", "narrow",
+        "--lowering", "exact",
+    )  # fmt: skip
+    assert code == 0
+    assert "f1" in out
+    assert f"of {GRID}" in out
+
+
+@pytest.mark.parametrize("lowering", ["refuse", "exact"])
+def test_the_tree_promises_no_lowering_where_there_is_none(
+    capsys, monkeypatch, candidates, lowering
+):
+    class Nothing(ReferenceBackend):
+        name = "nothing"
+        capability = Capability(rows=())
+
+    candidates(Nothing())
+    code, out, _ = run(
+        capsys, monkeypatch, "explain", "--arch", "cpu", "--query-len", "4",
+        "--backend", "nothing", "--lowering", lowering,
+    )  # fmt: skip
+    assert code == 1
+    assert "nobody serves this problem" in out
+    assert "with --lowering exact" not in out
+
+
 def test_coverage_exits_1_where_nothing_is_served(capsys, monkeypatch, candidates):
     candidates(Outdated(), ReferenceBackend())
     code, out, _ = run(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mla_decode.builder import MLADecodeMetadataBuilder
     from mla_decode.capability import Capability
     from mla_decode.device import DeviceInfo
+    from mla_decode.lowering.buffers import PaddedRows
     from mla_decode.lowering.plan import Plan
     from mla_decode.metadata import DecodeMetadata
     from mla_decode.problem import DecodeProblem
@@ -108,10 +109,7 @@ class LoweredBackend(BackendBase):
 
     def _forward(self, call: CheckedCall) -> None:
         metadata = cast("LoweredMetadata", call.metadata)
-        padded = metadata.block.padded
-        if padded is None:
-            self._run_views(call, call.out, call.lse)
-            return
+        padded = cast("PaddedRows", metadata.block.padded)
         num_reqs = metadata.num_reqs
         q, out, lse = padded.enter(call.q.contiguous(), num_reqs)
         self._run(call, q, out, lse)
