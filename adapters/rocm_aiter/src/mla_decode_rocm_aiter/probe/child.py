@@ -1,25 +1,21 @@
-"""The child: one call of AITER, compared with the definition. It may die of it.
-
-Run as `python -m mla_decode_rocm_aiter.probe.child SHAPE [SIMULATED]`, both JSON. It
-prints one line of JSON, if it lives to: `{"outcome": "works" | "wrong" | "raises",
-"detail": "..."}`.
-"""
+"""The child: one call of AITER, compared with the definition. It may die of it."""
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mla_decode import DeviceInfo
 from mla_decode.dtypes import torch_dtype
+from mla_decode_rocm_aiter.installation import DISTRIBUTION
 from mla_decode_rocm_aiter.library import Library, load_library
 from mla_decode_rocm_aiter.ops import Schedule, build_schedule, mla_decode_fwd
-from mla_decode_rocm_aiter.probe.shapes import ProbeShape
 
-SEQ_LENS = (10, 300)
+if TYPE_CHECKING:
+    from mla_decode_rocm_aiter.probe.shapes import ProbeShape
+
+SEQ_LENS = (10, 70)
 """Two tokens over ten keys: a wrong mask moves a tenth of the weight."""
 SCALE = 192**-0.5
 TOLERANCE = {"bf16": 0.03, "fp8": 0.12}
@@ -129,12 +125,16 @@ def _compare(
     return ""
 
 
-def main(arguments: list[str]) -> None:
-    """Run one shape and print its outcome; a dying AITER prints none."""
-    shape = ProbeShape(**json.loads(arguments[0]))
-    simulated: dict[str, Any] | None = (
-        json.loads(arguments[1]) if len(arguments) > 1 else None
-    )
+def try_shape(shape: ProbeShape, simulated: dict[str, Any] | None) -> tuple[str, str]:
+    """Call AITER and say what became of it, for those who live to.
+
+    Args:
+        shape: What to try.
+        simulated: Of a simulated AITER, whose aborts are real; None uses the GPU.
+
+    Returns:
+        `works`, `wrong` or `raises`, and the detail.
+    """
     if simulated is not None:
         from mla_decode_rocm_aiter.simulator import (  # noqa: PLC0415 - only where simulated
             Faults,
@@ -142,15 +142,10 @@ def main(arguments: list[str]) -> None:
             install,
         )
 
-        faults = Faults(**simulated.pop("faults", {}))
-        install(Machine(abort="native", faults=faults, **simulated))
-        device = DeviceInfo.assume(simulated["arch"])
-        device = DeviceInfo(
-            vendor=device.vendor,
-            arch=device.arch,
-            assumed=True,
-            libraries={"amd-aiter": simulated["release"]},
-        )
+        arch, release = simulated["arch"], simulated["release"]
+        faults = Faults(**simulated.get("faults", {}))
+        install(Machine(arch=arch, release=release, abort="native", faults=faults))
+        device = DeviceInfo.assume(arch, libraries={DISTRIBUTION: release})
     else:
         from mla_decode import detect_device  # noqa: PLC0415 - asks torch for the GPU
 
@@ -158,11 +153,5 @@ def main(arguments: list[str]) -> None:
     try:
         detail = run_shape(shape, load_library(device), device)
     except Exception as error:  # noqa: BLE001 - whatever AITER raises is the outcome
-        outcome, detail = "raises", f"{type(error).__name__}: {error}"
-    else:
-        outcome = "wrong" if detail else "works"
-    print(json.dumps({"outcome": outcome, "detail": detail}))  # noqa: T201 - to the parent
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+        return "raises", f"{type(error).__name__}: {error}"
+    return ("wrong" if detail else "works"), detail

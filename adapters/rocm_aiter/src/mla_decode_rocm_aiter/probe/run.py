@@ -1,9 +1,8 @@
-"""The parent: a child process a shape, its death an entry in the record."""
+"""The parent: asks for one child process a shape, and compares with the profile."""
 
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -35,39 +34,28 @@ def probe_shapes(
             None uses the GPU.
         timeout_s: After which a child counts as hanging and is killed.
     """
-    for shape in shapes:
-        yield probe_one(shape, simulated=simulated, timeout_s=timeout_s)
-
-
-def probe_one(
-    shape: ProbeShape, *, simulated: dict[str, Any] | None, timeout_s: float
-) -> ProbeResult:
-    """Try one shape."""
-    command = [sys.executable, "-m", "mla_decode_rocm_aiter.probe.child"]
-    command.append(json.dumps(shape.as_dict()))
-    if simulated is not None:
-        command.append(json.dumps(simulated))
-    try:
-        done = subprocess.run(  # noqa: S603 - our own module, our own arguments
-            command, capture_output=True, text=True, check=False, timeout=timeout_s
-        )
-    except subprocess.TimeoutExpired:
-        detail = f"no answer after {timeout_s:g} s"
-        return ProbeResult(shape=shape, outcome="hangs", detail=detail)
-    lines = done.stdout.strip().splitlines()
-    if done.returncode == 0 and lines:
-        said = json.loads(lines[-1])
-        return ProbeResult(shape=shape, outcome=said["outcome"], detail=said["detail"])
-    last = (done.stderr.strip().splitlines() or [""])[-1]
-    return ProbeResult(
-        shape=shape, outcome="dies", detail=f"{_ending(done.returncode)}: {last}"
-    )
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exit {code}"
-    return f"signal {signal.Signals(-code).name}"
+    command = [sys.executable, "-m", "mla_decode_rocm_aiter.probe.zygote"]
+    with subprocess.Popen(  # noqa: S603 - our own module, no arguments
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as zygote:
+        if zygote.stdin is None or zygote.stdout is None:
+            raise RuntimeError("the probe's first process has no pipes")
+        for shape in shapes:
+            asked = {
+                "shape": shape.as_dict(),
+                "simulated": simulated,
+                "timeout_s": timeout_s,
+            }
+            zygote.stdin.write(json.dumps(asked) + "\n")
+            zygote.stdin.flush()
+            answer = zygote.stdout.readline()
+            if not answer:
+                raise RuntimeError("the probe's first process died; see its messages")
+            said = json.loads(answer)
+            yield ProbeResult(
+                shape=shape, outcome=said["outcome"], detail=said["detail"]
+            )
+        zygote.stdin.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
