@@ -1,11 +1,14 @@
 """Arch, then signature, then the installed kernel table."""
 
+import importlib
+import sys
+
 import pytest
 from aiter_install import install_aiter, table_csv
 from aiter_steps import device_of, problem_of
 
 from mla_decode import DeviceInfo, OutdatedLibraryError, RefusalCode, discover, select
-from mla_decode_rocm_aiter import backend
+from mla_decode_rocm_aiter import backend, ops
 
 MLA_OLD = "def mla_decode_fwd(q, kv_buffer, o): ...\n"
 MLA_NEW = "def mla_decode_fwd(q, kv_buffer, o, causal=True): ...\n"
@@ -18,8 +21,6 @@ def install(tmp_path, monkeypatch):
     def run(release, mla, **words):
         install_aiter(tmp_path, monkeypatch, release, **words)
         (tmp_path / "aiter" / "mla.py").write_text(mla)
-
-    import sys
 
     names = [name for name in sys.modules if name.split(".")[0] == "aiter"]
     for name in names:
@@ -155,8 +156,6 @@ def test_a_failed_import_is_not_remembered(install, tmp_path):
     install("0.1.20.post1", "raise ImportError('later')\n")
     device = hardware("gfx950")
     assert codes(problem_of(16, 4), device) == {RefusalCode.IMPORT}
-    import sys
-
     (tmp_path / "aiter" / "mla.py").write_text(MLA_NEW + "# longer\n")
     sys.modules.pop("aiter.mla", None)
     assert codes(problem_of(16, 4), device) == set()
@@ -178,6 +177,15 @@ def test_an_import_without_the_function_names_it(install):
     assert "mla_decode_fwd" in reason.got
 
 
+@pytest.fixture
+def clean_modules():
+    """Take a simulated AITER out of the process again."""
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "aiter"]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("clean_modules")
 def test_the_variable_simulates_on_a_machine_without_a_gpu(monkeypatch):
     monkeypatch.setenv("MLA_DECODE_SIMULATE", "rocm_aiter:gfx950:0.1.19.post2")
     cpu = DeviceInfo(vendor="cpu", arch="cpu")
@@ -187,6 +195,9 @@ def test_the_variable_simulates_on_a_machine_without_a_gpu(monkeypatch):
     assert backend.evidence(cpu) == "simulated, never on AMD"
     builder = backend.builder_cls(problem_of(16, 4), cpu)
     assert builder.library.release == "0.1.19.post2"
+    assert importlib.import_module("aiter.mla").mla_decode_fwd is builder.library.decode
+    with pytest.raises(OutdatedLibraryError):
+        ops.mla_decode_supports_non_causal()
 
 
 @pytest.mark.parametrize("text", ["rocm_aiter", "rocm_aiter:gfx950", "rocm_aiter::1"])

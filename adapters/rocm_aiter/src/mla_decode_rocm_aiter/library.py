@@ -17,6 +17,7 @@ from mla_decode_rocm_aiter.installation import (
     simulated_release,
 )
 from mla_decode_rocm_aiter.profiles import first_release_with_causal
+from mla_decode_rocm_aiter.simulation import read_variable
 from mla_decode_rocm_aiter.sizes import CU_COUNTS
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def load_library(device: DeviceInfo | None = None) -> Library:
     Raises:
         BackendRefused: AITER is absent, is another package, or does not import.
     """
+    _install_asked_for()
     if device is not None and device.assumed:
         return _load_simulated(device.arch, assumed_release(device))
     simulated = simulated_release()
@@ -95,6 +97,20 @@ def load_library(device: DeviceInfo | None = None) -> Library:
         if not isinstance(named, Refusal):
             release = named.version
     return _from_modules(root, decode, release, _count_cus(device, root))
+
+
+def _install_asked_for() -> None:
+    """Put the AITER that `MLA_DECODE_SIMULATE` names where `import aiter` finds it."""
+    asked = read_variable()
+    if asked is None or "aiter" in sys.modules:
+        return
+    from mla_decode_rocm_aiter.simulator import (  # noqa: PLC0415 - only where simulated
+        Machine,
+        install,
+    )
+
+    arch, release = asked
+    install(Machine(arch=arch, release=release))
 
 
 def _is_imported() -> bool:

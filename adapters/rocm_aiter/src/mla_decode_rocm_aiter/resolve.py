@@ -345,6 +345,8 @@ def _nearest(
         return RefusalCode.LSE, "do not ask for the LSE, or use another block length"
     if not program.rows:
         return RefusalCode.KV_DTYPE, "use a bf16 cache, or an fp8 query with it"
+    if lse and program.persistent and not any(key[4] for key in program.rows):
+        return RefusalCode.LSE, "do without the LSE, or use another pair of dtypes"
     if program.masked is not None and q > 1:
         longer = (look_up(program, heads, length, lse) for length in (2, 3, 4, 8))
         if any(isinstance(found, KernelKey) for found in longer):
