@@ -1,4 +1,4 @@
-"""The command line: `run` and `list`."""
+"""The command line: `run`, `list` and `prove`."""
 
 from __future__ import annotations
 
