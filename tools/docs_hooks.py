@@ -170,7 +170,10 @@ def _grids(device: DeviceInfo) -> Iterator[str]:
     for dtypes in DTYPES:
         header = (f"{dtypes[0]} / {dtypes[1]}", *(f"Q={q}" for q in QUERY_LENS))
         rows = (
-            (str(heads), *(_mark(found[(*dtypes, heads, q)]) for q in QUERY_LENS))
+            (
+                str(heads),
+                *(_mark(found[dtypes[0], dtypes[1], heads, q]) for q in QUERY_LENS),
+            )
             for heads in HEADS
         )
         yield table(header, rows)
