@@ -59,8 +59,9 @@ _MIDDLE = Tile(rows=32, tokens=32, num_warps=8, stages=2)
 _WIDE = Tile(rows=64, tokens=64, num_warps=8, stages=2, detached=True)
 _WIDE_FP8 = Tile(rows=64, tokens=64, num_warps=8, stages=3, detached=True)
 _MIDDLE_DETACHED = Tile(rows=32, tokens=32, num_warps=8, stages=2, detached=True)
-_AMD_NARROW = Tile(rows=16, tokens=32, num_warps=4, stages=2)
-_AMD_MIDDLE = Tile(rows=32, tokens=32, num_warps=4, stages=1)
+_CDNA_NARROW = Tile(rows=16, tokens=32, num_warps=4, stages=1)
+_CDNA_MIDDLE = Tile(rows=32, tokens=32, num_warps=4, stages=1)
+"""One stage: a tile in flight lives in registers, which two would overflow."""
 
 
 def _ampere(arch: str, *, shared_kib: int, num_units: int) -> ArchTiles:
@@ -90,8 +91,8 @@ def _blackwell(arch: str, *, num_units: int) -> ArchTiles:
 def _cdna(arch: str, *, lds_kib: int, num_units: int) -> ArchTiles:
     return ArchTiles(
         arch=arch,
-        tiles=(_AMD_NARROW, _AMD_MIDDLE),
-        fp8_tiles=(_AMD_NARROW, _AMD_MIDDLE),
+        tiles=(_CDNA_NARROW, _CDNA_MIDDLE),
+        fp8_tiles=(_CDNA_NARROW, _CDNA_MIDDLE),
         shared_bytes=lds_kib * 1024,
         warp_size=64,
         num_units=num_units,
