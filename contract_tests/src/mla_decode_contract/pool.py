@@ -54,6 +54,8 @@ class Pool:
     _families: deque[list[str]] = field(default_factory=deque)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _threads: list[threading.Thread] = field(default_factory=list)
+    _unpreparable: dict[str, Any] | Death | None = None
+    """What a worker said, or how it died, before it could run a case."""
     _is_closed: bool = False
 
     def start(self, case_ids: Iterable[str]) -> None:
@@ -123,14 +125,10 @@ class Pool:
     def _run(self, child: Child | None, case_id: str) -> Child | None:
         """Run one case; return the worker for the next, None where it must be new."""
         if child is None:
-            child = Child(self.target)
-            hello = child.hello()
-            if isinstance(hello, Death) or "error" in hello:
-                child.close()
-                self._put(_unprepared(case_id, hello))
+            child = self._prepared()
+            if child is None:
+                self._put(_unprepared(case_id, self._unpreparable))
                 return None
-            with self._changed:
-                self.evidence, self.machine = hello["evidence"], hello["machine"]
         timeout_s = self.timeout_s
         if self.evidence == "interpreted":
             timeout_s *= INTERPRETED_FACTOR
@@ -141,6 +139,20 @@ class Pool:
             self._put(_dead(case_id, answer))
             return None
         self._put(CaseResult.from_dict(answer))
+        return child
+
+    def _prepared(self) -> Child | None:
+        """A prepared worker; None where the backend cannot be, which is tried once."""
+        if self._unpreparable is not None:
+            return None
+        child = Child(self.target)
+        hello = child.hello()
+        if isinstance(hello, Death) or "error" in hello:
+            child.close()
+            self._unpreparable = hello
+            return None
+        with self._changed:
+            self.evidence, self.machine = hello["evidence"], hello["machine"]
         return child
 
     def _put(self, result: CaseResult) -> None:
@@ -162,15 +174,16 @@ def _dead(case_id: str, death: Death) -> CaseResult:
     )
 
 
-def _unprepared(case_id: str, hello: dict[str, Any] | Death) -> CaseResult:
+def _unprepared(case_id: str, hello: dict[str, Any] | Death | None) -> CaseResult:
     if isinstance(hello, Death):
         return _dead(case_id, hello)
+    told = hello or {"error": "no worker was prepared", "detail": ""}
     return CaseResult(
         case=case_id,
         outcome=Outcome.FAILED,
         failure=Failure(
             kind=FailureKind.CRASH,
-            message=f"the backend could not be prepared: {hello['error']}",
-            detail=hello["detail"],
+            message=f"the backend could not be prepared: {told['error']}",
+            detail=told["detail"],
         ),
     )
