@@ -1,5 +1,5 @@
 """The `mla-decode` command line."""
 
-from mla_decode.cli.app import main
+from mla_decode.cli.entry import main
 
 __all__ = ["main"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.metadata import version
 from typing import Annotated
 
@@ -10,14 +9,12 @@ import typer
 
 from mla_decode.cli.adapter_options import with_adapter_options
 from mla_decode.cli.coverage import coverage
+from mla_decode.cli.doctor import doctor
+from mla_decode.cli.entry import run
 from mla_decode.cli.explain import explain
 from mla_decode.cli.probe import probe
 from mla_decode.demo.command import demo
 from mla_decode.version import CONTRACT_VERSION
-
-EXIT_REFUSED = 1
-EXIT_USAGE = 4
-_CLICK_USAGE = 2
 
 app: typer.Typer = typer.Typer(
     name="mla-decode",
@@ -59,8 +56,6 @@ def main() -> None:
     app.command("explain")(with_adapter_options(explain))
     app.command("coverage")(with_adapter_options(coverage))
     app.command("demo")(demo)
+    app.command("doctor")(doctor)
     app.command("probe")(with_adapter_options(probe))
-    try:
-        app()
-    except SystemExit as stop:
-        sys.exit(EXIT_USAGE if stop.code == _CLICK_USAGE else stop.code)
+    run(app)

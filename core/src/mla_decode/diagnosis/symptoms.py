@@ -1,0 +1,50 @@
+"""What the words of a failed import mean: the same few causes behind all libraries."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symptom:
+    """A cause that is known by the words of the dynamic linker or of Python."""
+
+    pattern: str
+    cause: str
+    fix: str
+
+
+SYMPTOMS = (
+    Symptom(
+        pattern=r"undefined symbol|DLL load failed.*procedure",
+        cause="ABI mismatch: it was built against another torch",
+        fix="install the build made for this torch, or rebuild it with this torch",
+    ),
+    Symptom(
+        pattern=r"GLIBCXX_|CXXABI_|version [`']GLIBC_",
+        cause="ABI mismatch: it was built against a newer C++ runtime than this one",
+        fix="use the base image that it was built on, or install a newer libstdc++",
+    ),
+    Symptom(
+        pattern=r"lib(cudart|cublas|nvrtc|cuda|amdhip64|hsa-runtime|hipblas)[^ ]*: "
+        r"cannot open shared object",
+        cause="wrong build: it was built for another CUDA or ROCm than this machine's",
+        fix="install the build for this CUDA or ROCm",
+    ),
+    Symptom(
+        pattern=r"lib(torch|c10)[^ ]*: cannot open shared object",
+        cause="ABI mismatch: it was built against another torch",
+        fix="install the build made for this torch, or rebuild it with this torch",
+    ),
+    Symptom(
+        pattern=r"No module named '[\w.]+\.jit\b",
+        cause="a JIT build is in progress in another process",
+        fix="wait for the build and ask again; delete the lock of a killed one",
+    ),
+)
+
+
+def symptom_of(text: str) -> Symptom | None:
+    """The first known cause whose words the text has."""
+    return next((s for s in SYMPTOMS if re.search(s.pattern, text)), None)
