@@ -21,6 +21,9 @@ from mla_decode_cuda_flashmla.limits import (
 from mla_decode_cuda_flashmla.refusals import refusals
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mla_decode.diagnosis import Finding
     from mla_decode.problem import DecodeProblem
     from mla_decode.refusal import Refusal
 
@@ -107,6 +110,14 @@ class FlashMLABackend(FlashMLAForward):
         except LibraryRefused:
             return {}
         return {library.distribution: library.version}
+
+    def diagnose(self, device: DeviceInfo) -> Iterable[Finding]:
+        """What `mla-decode doctor` says of the installed copy, in a child process."""
+        from mla_decode_cuda_flashmla.diagnose import (  # noqa: PLC0415 - the doctor's alone
+            diagnose,
+        )
+
+        return diagnose(device)
 
     def kernel_names(
         self, problem: DecodeProblem, device: DeviceInfo

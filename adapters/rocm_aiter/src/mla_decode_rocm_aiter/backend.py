@@ -20,10 +20,11 @@ from mla_decode_rocm_aiter.profiles import (
 from mla_decode_rocm_aiter.workspace import index_entries, workspace_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from mla_decode import Capability, DecodeProblem, Refusal
     from mla_decode.builder import MLADecodeMetadataBuilder
+    from mla_decode.diagnosis import Finding
     from mla_decode.forward_check import CheckedCall
     from mla_decode_rocm_aiter.routes import Route
 
@@ -146,6 +147,14 @@ class AiterMLABackend(BackendBase):
         facts = find_facts(as_simulated(device))
         release = getattr(facts, "release", "not found")
         return {DISTRIBUTION: release}
+
+    def diagnose(self, device: DeviceInfo) -> Iterable[Finding]:
+        """What `mla-decode doctor` says of the installed AITER, in a child process."""
+        from mla_decode_rocm_aiter.diagnose import (  # noqa: PLC0415 - the doctor's alone
+            diagnose,
+        )
+
+        return diagnose(device)
 
     def probe(self, *, as_json: bool = False, device: DeviceInfo | None = None) -> int:
         """Try AITER's calls in child processes; what `mla-decode probe` runs.
