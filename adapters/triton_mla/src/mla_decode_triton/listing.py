@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from mla_decode_triton.tiles import ArchTiles
 
-SPILL_LIMIT_BYTES = 32
-"""Eight registers: what the 64-row tile spills for pages shorter than its tile."""
+SPILL_LIMIT_BYTES = 96
+"""What Triton 3.9 spills (88) of the 64-row tile where pages are shorter than it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
