@@ -75,8 +75,14 @@ class Engines:
 
     def _start(self, asked: dict[str, Any], settings: dict[str, str]) -> Outcome:
         began = time.monotonic()
+        outcome = self.path / f"outcome-{len(self.known)}.json"
         done = subprocess.run(
-            [sys.executable, str(ENGINE / "scenario.py"), json.dumps(asked)],
+            [
+                sys.executable,
+                str(ENGINE / "scenario.py"),
+                json.dumps(asked),
+                str(outcome),
+            ],
             env={
                 **os.environ,
                 "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -96,7 +102,7 @@ class Engines:
         log = done.stdout + done.stderr
         said = {}
         if done.returncode == 0:
-            said = json.loads(done.stdout.splitlines()[-1])
+            said = json.loads(outcome.read_text(encoding="utf-8"))
         return Outcome(returncode=done.returncode, log=log, said=said)
 
 

@@ -1,12 +1,15 @@
-"""One engine, one process: run a scenario and print its outcome as the last line, JSON.
+"""One engine, one process: run a scenario and write its outcome as JSON.
 
-python scenario.py '{"target": "...", "speculative": {...}, ...}'
+    python scenario.py '{"target": "...", "speculative": {...}, ...}' OUTCOME.json
+
+Both output streams are vLLM's, whose processes write to them until after the end.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 TOKENS = 24
@@ -105,4 +108,4 @@ def record_drafts() -> list[Any]:
 
 if __name__ == "__main__":
     said = main(json.loads(sys.argv[1]))
-    sys.stdout.write(json.dumps(said) + "\n")
+    Path(sys.argv[2]).write_text(json.dumps(said), encoding="utf-8")
