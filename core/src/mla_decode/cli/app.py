@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mla_decode.cli.adapter_options import with_adapter_options
+from mla_decode.cli.bench import bench
 from mla_decode.cli.coverage import coverage
 from mla_decode.cli.doctor import doctor
 from mla_decode.cli.entry import run
@@ -54,6 +55,7 @@ def _root(
 def main() -> None:
     """Run the command line; usage errors exit with 4, since 2 is taken elsewhere."""
     app.command("explain")(with_adapter_options(explain))
+    app.command("bench")(bench)
     app.command("coverage")(with_adapter_options(coverage))
     app.command("demo")(demo)
     app.command("doctor")(doctor)
