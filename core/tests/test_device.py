@@ -1,11 +1,12 @@
 import copy
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mla_decode import ArgumentError, DeviceInfo, detect_device
-from mla_decode.device import as_device_info, vendor_of
+from mla_decode.device import _describe, as_device_info, vendor_of
 from mla_decode.dtypes import fp8_dtype, torch_dtype
 
 
@@ -104,3 +105,22 @@ def test_fp8_is_fnuz_on_gfx94x_alone():
     for arch in ("gfx950", "sm_90", "cpu"):
         assert torch_dtype("fp8", DeviceInfo.assume(arch)) == torch.float8_e4m3fn
     assert torch_dtype("bf16", DeviceInfo.assume("gfx942")) == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("properties", "is_rocm", "vendor", "arch"),
+    [
+        ({"major": 9, "minor": 0}, False, "cuda", "sm_90"),
+        ({"major": 10, "minor": 0}, False, "cuda", "sm_100"),
+        ({"gcnArchName": "gfx942:sramecc+:xnack-"}, True, "rocm", "gfx942"),
+        ({"gcnArchName": "gfx950"}, True, "rocm", "gfx950"),
+    ],
+)
+def test_reads_a_gpu_s_architecture_as_torch_spells_it(
+    properties, is_rocm, vendor, arch
+):
+    found = _describe(
+        SimpleNamespace(name="a card", **properties), index=3, is_rocm=is_rocm
+    )
+    assert found == DeviceInfo(vendor=vendor, arch=arch, index=3, name="a card")
+    assert found.torch_device == "cuda:3"

@@ -166,8 +166,13 @@ def _detect_gpu(which: torch.device) -> DeviceInfo:  # pragma: no cover - needs 
     import torch  # noqa: PLC0415 - describing a device must not need torch
 
     index = torch.cuda.current_device() if which.index is None else which.index
-    properties = torch.cuda.get_device_properties(index)
-    if torch.version.hip:
+    found = torch.cuda.get_device_properties(index)
+    return _describe(found, index=index, is_rocm=bool(torch.version.hip))
+
+
+def _describe(properties: Any, *, index: int, is_rocm: bool) -> DeviceInfo:
+    """A GPU by what torch says of it; AMD's names carry features behind a colon."""
+    if is_rocm:
         vendor, arch = "rocm", str(properties.gcnArchName).split(":", maxsplit=1)[0]
     else:
         vendor, arch = "cuda", f"sm_{properties.major}{properties.minor}"

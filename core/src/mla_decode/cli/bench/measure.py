@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from mla_decode.discovery import Candidate
     from mla_decode.selection import Lowering
 SOFTMAX_SCALE = 192**-0.5
-_CACHE_BYTES = 256 << 20
-"""Written before each GPU call, so that it finds nothing in the last-level cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -142,36 +140,19 @@ def copy_bandwidth(device: DeviceInfo) -> float:
 
 
 def time_calls(call: Callable[[], object], device: DeviceInfo, repeats: int) -> float:
-    """Median microseconds of a call, after two that do not count."""
+    """Median microseconds of a call, warmed up; on a GPU by events, L2 evicted."""
+    if device.torch_device != "cpu":  # pragma: no cover - needs a GPU
+        from triton.testing import do_bench  # noqa: PLC0415 - comes with a GPU's torch
+
+        return 1e3 * float(do_bench(call, return_mode="median"))
     for _ in range(2):
         call()
-    if device.torch_device != "cpu":
-        return _time_gpu(call, device, repeats)  # pragma: no cover - needs a GPU
     took = []
     for _ in range(repeats):
         start = time.perf_counter()
         call()
         took.append(time.perf_counter() - start)
     return 1e6 * statistics.median(took)
-
-
-def _time_gpu(  # pragma: no cover - needs a GPU
-    call: Callable[[], object], device: DeviceInfo, repeats: int
-) -> float:
-    """By events; evicting the cache before each call also hides the host's launches."""
-    evicted = torch.empty(_CACHE_BYTES, dtype=torch.uint8, device=device.torch_device)
-    events = []
-    for _ in range(repeats):
-        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's
-        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # as above
-        evicted.zero_()
-        start.record()
-        call()
-        end.record()
-        events.append((start, end))
-    torch.cuda.synchronize()
-    took = [float(start.elapsed_time(end)) for start, end in events]
-    return 1e3 * statistics.median(took)
 
 
 def _time_step(
