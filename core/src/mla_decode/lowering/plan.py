@@ -54,6 +54,11 @@ class Rewrite:
         return self.pad_tokens * width + self.query_len * self.pad_heads
 
     @property
+    def kernel_rows(self) -> int:
+        """Query rows that one virtual request gives the kernel, pads included."""
+        return self.lowered.num_q_heads * self.lowered.max_query_len
+
+    @property
     def kind(self) -> Kind:
         """The word for the rewrite."""
         if self.is_native:
@@ -75,13 +80,13 @@ class BlockPlan:
     def rank(self) -> tuple[int, ...]:
         """What plans are compared by: KV walks, then workspace, rows and launches.
 
-        A native plan wins a tie of KV walks: a rewrite that reads the KV as often is
-        not worth its index copies.
+        Of plans that read the KV as often, a native one wins, then the one with fewer
+        virtual requests: a rewrite that saves no walk is not worth its index copies.
         """
         cost = self.cost
         return (
             cost.kv_walks,
-            0 if self.rewrite.is_native else 1,
+            0 if self.rewrite.is_native else self.rewrite.num_virtual,
             cost.workspace_bytes,
             cost.rows,
             cost.launches,

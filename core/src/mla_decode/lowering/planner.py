@@ -61,8 +61,8 @@ def plan_block(
 ) -> BlockPlan | None:
     """The cheapest plan of one block, or None.
 
-    Candidates come with the fewest virtual requests first; each virtual request walks
-    the KV at least once, so the search ends where they outnumber the best plan's walks.
+    Candidates come with the fewest virtual requests first; those that cannot rank
+    before the best so far are not even asked about.
     """
     best: BlockPlan | None = None
     alone = native(problem, query_len, mask)
@@ -71,8 +71,10 @@ def plan_block(
     row = backend.capability.row(device.arch)
     num_q_heads = frozenset[int]() if row is None else row.num_q_heads
     for rewrite in rewrites(problem, query_len, mask, num_q_heads):
-        if best is not None and not _may_beat(best, rewrite):
+        if best is not None and best.cost.kv_walks < rewrite.num_virtual:
             break
+        if best is not None and not _may_beat(best, rewrite):
+            continue
         if backend.refusals(rewrite.lowered, device):
             continue
         priced = price(rewrite, backend, device)
@@ -82,11 +84,15 @@ def plan_block(
 
 
 def _may_beat(best: BlockPlan, rewrite: Rewrite) -> bool:
-    """Whether a rewrite, at one KV walk a virtual request, could still rank first."""
-    walks = best.cost.kv_walks
-    if best.rewrite.is_native:
-        return rewrite.num_virtual < walks
-    return rewrite.num_virtual <= walks
+    """Whether a rewrite could rank before the best so far, by what needs no asking.
+
+    Each virtual request walks the KV at least once; of rewrites with as many virtual
+    requests and walks, fewer kernel rows cost less.
+    """
+    walks, virtual = best.cost.kv_walks, rewrite.num_virtual
+    if best.rewrite.is_native or best.rewrite.num_virtual < virtual:
+        return virtual < walks
+    return virtual < walks or rewrite.kernel_rows < best.rewrite.kernel_rows
 
 
 def nearest_refusals(

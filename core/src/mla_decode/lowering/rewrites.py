@@ -42,8 +42,18 @@ def rewrites(
     if not is_causal:
         yield from _folds(problem, query_len, mask, num_q_heads, group=query_len)
     yield from _larger_blocks(problem, query_len, mask, num_q_heads)
-    for group in (1,) if is_causal else range(query_len - 1, 0, -1):
+    for group in (1,) if is_causal else _groups(query_len)[1:]:
         yield from _folds(problem, query_len, mask, num_q_heads, group=group)
+
+
+def _groups(query_len: int) -> list[int]:
+    """The smallest group for each number of virtual requests, the fewest first.
+
+    A larger group of as many virtual requests only adds pad tokens, and pads to a
+    width are rewrites of their own.
+    """
+    sizes = {-(-query_len // virtual) for virtual in range(1, query_len + 1)}
+    return sorted(sizes, reverse=True)
 
 
 def _folds(
