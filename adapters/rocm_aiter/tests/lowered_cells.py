@@ -9,12 +9,12 @@ from collections import Counter
 import torch
 
 from mla_decode import (
-    BackendRefused,
     DecodeProblem,
     DeviceInfo,
     Mask,
     MLADecoder,
     PagedLatentCache,
+    survey,
 )
 from mla_decode.cli.coverage import DTYPES, HEADS, QUERY_LENS
 from mla_decode.dtypes import torch_dtype
@@ -40,12 +40,15 @@ def decode_cell(device, num_heads, query_len, dtypes, *, needs_lse):
         max_num_reqs=2,
         max_model_len=64,
     )
-    try:
-        decoder = MLADecoder(problem, "rocm_aiter", "exact", device=device)
-    except BackendRefused as refused:
-        if refused.codes & {"lse"}:
-            return "refused"
-        raise
+    found = survey(problem, device, "rocm_aiter", "exact")
+    if found.selection is None:
+        # An AITER too old for the block itself is also named so: it fails closed.
+        (reasons,) = found.refused.values()
+        codes = {str(reason.code) for reason in reasons}
+        if "lse" not in codes:
+            raise SystemExit(f"{problem}: refused with {codes}")
+        return "refused"
+    decoder = MLADecoder(problem, "rocm_aiter", "exact", device=device)
     generator = torch.Generator().manual_seed(num_heads * 31 + query_len)
     cache = PagedLatentCache(12, 16, dtype=torch_dtype(kv_dtype, device))
     lens = (query_len + 10, 37)
