@@ -1,7 +1,6 @@
 """The planner: legal, minimal, pure, and quick."""
 
 import json
-import time
 
 import hypothesis.strategies as st
 import pytest
@@ -153,7 +152,5 @@ def test_without_a_plan_the_refusals_of_the_original_and_the_nearest_are_raised(
 def test_planning_is_cached_by_value(narrow):
     backend = narrow({(1, Mask.CAUSAL, width): 1 for width in PAD_WIDTHS})
     first = plan_exact(problem_of(16, {6}, {Mask.NON_CAUSAL}), backend, CPU)
-    begin = time.perf_counter()
     again = plan_exact(problem_of(16, {6}, {Mask.NON_CAUSAL}), backend, CPU)
     assert again is first
-    assert time.perf_counter() - begin < 0.01
