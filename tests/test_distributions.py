@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from mla_decode import RefusalCode
-
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -81,9 +79,3 @@ def test_pages_name_only_sessions_that_exist():
         if name not in known and not re.fullmatch(r"tests-3\.(1[0-3]|x)", name)
     }
     assert unknown == set()
-
-
-def test_every_refusal_code_has_a_line_on_the_page_about_refusals():
-    page = (ROOT / "docs" / "refusals.md").read_text(encoding="utf-8")
-    codes = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
-    assert codes == {code.value for code in RefusalCode}

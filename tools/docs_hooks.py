@@ -13,7 +13,14 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mla_decode import DecodeProblem, DeviceInfo, Mask, discover, survey
+from mla_decode import (
+    DecodeProblem,
+    DeviceInfo,
+    Mask,
+    RefusalCode,
+    discover,
+    survey,
+)
 from mla_decode.cli.coverage import DTYPES, HEADS, OUTCOMES, QUERY_LENS
 from mla_decode.cli.coverage import cells as coverage_cells
 
@@ -188,4 +195,14 @@ def cells(device: DeviceInfo, *, needs_lse: bool, lowering: Any) -> Iterator[Cel
     return coverage_cells(device, "rocm_aiter", lowering, needs_lse=needs_lse)
 
 
-PARTS: dict[str, Callable[[], str]] = {"support": support, "coverage": coverage}
+def refusals() -> str:
+    """Every code of a refusal, with its usual cause and what helps."""
+    rows = ((f"`{code}`", code.cause, code.remedy) for code in RefusalCode)
+    return table(("code", "cause", "what to do"), rows)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "support": support,
+    "coverage": coverage,
+    "refusals": refusals,
+}
