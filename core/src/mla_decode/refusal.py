@@ -13,7 +13,6 @@ class RefusalCode(str, enum.Enum):
     `fix` is more exact.
     """
 
-    _value_: str
     cause: str
     remedy: str
 
@@ -121,7 +120,7 @@ class RefusalCode(str, enum.Enum):
 
     def __str__(self) -> str:
         """The code itself, so that f-strings print `mask` and not the member."""
-        return self.value
+        return str(self.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
