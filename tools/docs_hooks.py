@@ -13,6 +13,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import faults
+
 from mla_decode import (
     DecodeProblem,
     DeviceInfo,
@@ -205,4 +207,5 @@ PARTS: dict[str, Callable[[], str]] = {
     "support": support,
     "coverage": coverage,
     "refusals": refusals,
+    "faults": faults.tables,
 }

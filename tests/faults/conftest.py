@@ -1,0 +1,47 @@
+"""Reported faults by the marker ``fault``: each id becomes a part of the node's name."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # helpers are importable by name
+
+
+def _catalogue():
+    path = Path(__file__).parents[2] / "tools" / "faults.py"
+    spec = importlib.util.spec_from_file_location("faults", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["faults"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+CATALOGUE = _catalogue()
+KNOWN = CATALOGUE.load()
+
+
+def pytest_generate_tests(metafunc):
+    marks = list(metafunc.definition.iter_markers("fault"))
+    ids = [fault for mark in marks for fault in mark.args]
+    unknown = [fault for fault in ids if fault not in KNOWN]
+    if unknown or (marks and not ids):
+        raise pytest.UsageError(
+            f"{metafunc.definition.nodeid}: {unknown or 'no id'}: "
+            "name entries of tests/faults/catalogue"
+        )
+    if ids:
+        metafunc.parametrize("fault_id", ids, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def fault_id(request):
+    """The id of the fault that this run of the test meets; None without the marker."""
+    return getattr(request, "param", None)
+
+
+@pytest.fixture(scope="session")
+def catalogue():
+    """``tools/faults.py``."""
+    return CATALOGUE
