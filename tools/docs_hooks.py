@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import faults
+import hardware_reports
 
 from mla_decode import (
     DecodeProblem,
@@ -144,7 +145,39 @@ def _answer(problem: DecodeProblem, device: DeviceInfo, policy: Any) -> str:
         return "refused: " + ", ".join(codes)
     chosen = found.selection
     kind = "" if chosen.plan.kind == "native" else f", {chosen.plan.kind}"
-    return f"`{chosen.backend.name}`{kind} ({chosen.backend.evidence(device)})"
+    return f"`{chosen.backend.name}`{kind} ({_evidence(chosen.backend, device)})"
+
+
+def _evidence(backend: Any, device: DeviceInfo) -> str:
+    """The backend's own word, or the day on which the kit proved it on this hardware."""
+    for report in _reports():
+        if report.proves(backend.name, device):
+            return f"hardware, {report.date}"
+    return str(backend.evidence(device))
+
+
+@cache
+def _reports() -> tuple[hardware_reports.HardwareReport, ...]:
+    return hardware_reports.kept()
+
+
+def received() -> str:
+    """The reports from hardware that the repository keeps."""
+    header = ("backend", "device", "date", "libraries", "verdict", "cases")
+    return table(header, (_received(report) for report in _reports()))
+
+
+def _received(report: hardware_reports.HardwareReport) -> tuple[str, ...]:
+    cases = ", ".join(f"{n} {word}" for word, n in report.counts.items() if n)
+    failed = "".join(f", failed: `{case}`" for case in report.failed)
+    return (
+        f"[`{report.backend}`](reports/hardware/{report.file_name})",
+        f"{report.device} ({report.arch})",
+        report.date,
+        ", ".join(f"{k} {v}" for k, v in report.libraries.items()),
+        report.verdict,
+        cases.replace("_", " ") + failed,
+    )
 
 
 def coverage() -> str:
@@ -207,5 +240,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "support": support,
     "coverage": coverage,
     "refusals": refusals,
+    "received": received,
     "faults": faults.tables,
 }
