@@ -1,0 +1,200 @@
+"""Decode steps as an engine would make them, poisoned where nothing may be read."""
+
+from dataclasses import replace
+
+import torch
+
+from mla_decode import (
+    CommonAttentionMetadata,
+    DecodeProblem,
+    DeviceInfo,
+    Mask,
+    MLADecoder,
+)
+from mla_decode.dtypes import torch_dtype
+from mla_decode.reference.oracle import decode_oracle
+
+SCALE = 192**-0.5
+CPU = DeviceInfo.assume("cpu")
+HOPPER = DeviceInfo.assume("sm_90", libraries={"flash-mla": "2026.4"})
+HOPPER_FP8 = DeviceInfo.assume("sm_90", libraries={"sgl-flash-mla": "1.0.0"})
+BAD_SLOTS = (-1, 2_147_480_000)
+
+
+def aiter(arch="gfx950", release="0.1.20.post1"):
+    """A described AMD device whose AITER is simulated."""
+    return DeviceInfo.assume(arch, libraries={"amd-aiter": release})
+
+
+SERVERS = {
+    "reference": ("reference", CPU),
+    "simulated AITER": ("rocm_aiter", aiter()),
+    "simulated FlashMLA": ("cuda_flashmla", HOPPER),
+    "interpreted Triton": ("triton_mla", DeviceInfo.assume("sm_90")),
+}
+"""Every level that a CPU has: a backend's name, and the device that it is asked on."""
+
+
+def problem_of(heads=16, q=1, *, causal=True, dtypes="bf16 bf16", **words):
+    """A small problem of one mask; `q` is a block length or several."""
+    q_dtype, kv_dtype = dtypes.split()
+    given = {"page_size": 64, "max_num_reqs": 8, "max_model_len": 1024} | words
+    return DecodeProblem(
+        num_q_heads=heads,
+        q_dtype=q_dtype,
+        kv_dtype=kv_dtype,
+        query_lens=frozenset({q} if isinstance(q, int) else q),
+        masks=frozenset({Mask.CAUSAL if causal else Mask.NON_CAUSAL}),
+        **given,
+    )
+
+
+class Step:
+    """One batch of a problem with its tensors, and what is true of it.
+
+    `blocks` are the requests' query lengths, Q each by default. `pads` requests at the
+    tail have neither queries nor keys; rows of theirs are there and hold NaN.
+    """
+
+    def __init__(
+        self,
+        problem,
+        device,
+        seq_lens,
+        *,
+        blocks=None,
+        pads=0,
+        causal=True,
+        seed=0,
+        slot=None,
+    ):
+        generator = torch.Generator().manual_seed(seed)
+        self.problem, self.device, self.causal = problem, device, causal
+        live = list(blocks or [problem.max_query_len] * len(seq_lens))
+        lens, blocks = [*seq_lens, *[0] * pads], [*live, *[0] * pads]
+        size, stride = problem.page_size, problem.page_stride
+        counts = [-(-length // size) for length in lens]
+        pages = sum(counts) + 2
+        flat = torch.full((pages * stride,), torch.nan)
+        cache = flat.as_strided((pages, size, 576), (stride, 576, 1))
+        order = torch.randperm(pages, generator=generator).tolist()
+        width = max([*counts, 1]) + 2
+        bad = (BAD_SLOTS if slot is None else (slot,)) * width
+        table = torch.tensor([bad[:width]] * len(lens), dtype=torch.int32)
+        for request, length in enumerate(lens):
+            for at in range(counts[request]):
+                page = table[request, at] = order.pop()
+                rows = min(size, length - at * size)
+                cache[page, :rows] = torch.randn(rows, 576, generator=generator) * 0.3
+        starts = torch.tensor([0, *blocks], dtype=torch.int32).cumsum(0).int()
+        longest = max(live or [problem.max_query_len])
+        rows = int(starts[-1]) + pads
+        if set(blocks) <= {0, longest}:
+            rows = len(lens) * longest
+        query = torch.randn(rows, problem.num_q_heads, 576, generator=generator)
+        query[int(starts[-1]) :] = torch.nan
+        self.q = query.to(torch_dtype(problem.q_dtype, device))
+        self.kv_cache = (
+            flat.to(torch_dtype(problem.kv_dtype, device))
+        ).as_strided(cache.shape, cache.stride())
+        self.common = CommonAttentionMetadata(
+            query_start_loc=starts.clone(),
+            query_start_loc_cpu=starts,
+            seq_lens=torch.tensor(lens, dtype=torch.int32),
+            num_reqs=len(lens),
+            num_actual_tokens=rows,
+            max_query_len=longest,
+            max_seq_len=max([*lens, 1]),
+            block_table_tensor=table,
+            causal=causal,
+        )
+        self.scales = {}
+        if problem.q_dtype == "fp8":
+            self.scales["q_scale"] = torch.tensor([0.7])
+        if problem.kv_dtype == "fp8":
+            self.scales["kv_scale"] = torch.tensor([1.3])
+
+    def changed(self, **fields):
+        """The same tensors under a batch of which some fields differ."""
+        step = object.__new__(Step)
+        step.__dict__.update(self.__dict__)
+        step.common = replace(self.common, **fields)
+        step.causal = bool(step.common.causal)
+        return step
+
+    def outputs(self, fill=torch.nan):
+        """Buffers for `out` and, where the problem asks for it, `lse`."""
+        rows, heads = self.q.shape[:2]
+        dtype = torch_dtype(self.problem.out_dtype, self.device)
+        found = {"out": torch.full((rows, heads, 512), fill, dtype=dtype)}
+        if self.problem.needs_lse:
+            found["lse"] = torch.full((rows, heads), fill)
+        return found
+
+    def run(self, decoder, plan=None, **words):
+        """Plan, unless a plan is given, and decode into buffers full of NaN."""
+        plan = decoder.plan(self.common) if plan is None else plan
+        given = {"softmax_scale": SCALE, **self.scales, **self.outputs()} | words
+        return decoder.run(given.pop("q", self.q), self.kv_cache, plan, **given)
+
+    def truth(self):
+        """(out, lse) in float64."""
+        return decode_oracle(
+            self.q.float().nan_to_num(1e6),
+            self.kv_cache.float().nan_to_num(1e6),
+            self.common.block_table_tensor,
+            self.common.seq_lens,
+            self.common.query_start_loc_cpu,
+            causal=self.causal,
+            softmax_scale=SCALE,
+            q_scale=float(self.scales.get("q_scale", 1.0)),
+            kv_scale=float(self.scales.get("kv_scale", 1.0)),
+        )
+
+    def check(self, found, *, atol=0.02):
+        """Demand the truth of every row: empty ones exactly, no NaN anywhere."""
+        out, lse = self.truth()
+        empty = lse.isneginf().all(-1)
+        assert torch.equal(found.out[empty], torch.zeros_like(found.out[empty]))
+        torch.testing.assert_close(found.out.double(), out, rtol=0.02, atol=atol)
+        assert (found.lse is None) == (not self.problem.needs_lse)
+        if found.lse is not None:
+            assert found.lse.dtype == torch.float32
+            torch.testing.assert_close(
+                found.lse.double(), lse, rtol=1e-3, atol=1e-3
+            )
+
+
+def serve(problem, server, seq_lens, *, lowering="refuse", **words):
+    """Decode one step through the decoder and check it; (decoder, step, output).
+
+    Args:
+        problem: What is asked.
+        server: (backend's name, device), such as a value of `SERVERS`.
+        seq_lens: Lengths of the live requests.
+        lowering: As `MLADecoder` takes it.
+        words: To `Step`.
+    """
+    name, device = server
+    decoder = MLADecoder(problem, name, lowering, device=device)
+    step = Step(problem, device, seq_lens, **words)
+    found = step.run(decoder)
+    step.check(found)
+    return decoder, step, found
+
+
+def refusals(problem, server, lowering="refuse"):
+    """Every reason of a refused problem; a served one fails the test."""
+    from mla_decode import BackendRefused
+
+    name, device = server
+    try:
+        decoder = MLADecoder(problem, name, lowering, device=device)
+    except BackendRefused as refused:
+        return refused.refusals
+    raise AssertionError(f"served by {decoder.selection}")
+
+
+def codes(problem, server, lowering="refuse"):
+    """The codes of `refusals`."""
+    return {str(reason.code) for reason in refusals(problem, server, lowering)}
