@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mla_decode.dtypes import torch_dtype
+from mla_decode.mask import Mask
 from mla_decode.problem import LATENT_WIDTH
 from mla_decode_contract.outcome import Measurement
 from mla_decode_contract.rounding import lse_units, out_units, rounded_decode
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from mla_decode.builder import MLADecodeMetadataBuilder
     from mla_decode.metadata import DecodeMetadata
-    from mla_decode_contract.context import CaseContext
     from mla_decode_contract.scene import Scene
 
 FENCE = 640
@@ -157,7 +157,7 @@ def check(
     check_empty(result, empty, label)
     error = (result.out.cpu().double() - out64).abs().amax(-1)
     _measure(
-        scene.ctx,
+        scene,
         f"{label}out",
         error[~empty],
         out_units(out_ref, out64, torch.finfo(dtype).eps)[~empty],
@@ -172,7 +172,7 @@ def check(
             f"the contract says float32 {list(expected[:2])}",
         )
         lse_error = (result.lse.cpu().double() - lse64).abs()[~empty]
-        _measure(scene.ctx, f"{label}lse", lse_error, lse_units(lse_ref, lse64)[~empty])
+        _measure(scene, f"{label}lse", lse_error, lse_units(lse_ref, lse64)[~empty])
 
 
 def check_empty(result: Result, empty: Tensor, label: str = "") -> None:
@@ -210,9 +210,13 @@ def units_apart(scene: Scene, left: Tensor, right: Tensor) -> float:
     return float((apart / unit.clamp(min=1e-30)).max())
 
 
-def _measure(ctx: CaseContext, quantity: str, error: Tensor, unit: Tensor) -> None:
+def _measure(scene: Scene, quantity: str, error: Tensor, unit: Tensor) -> None:
     if error.numel() == 0:
         return
+    ctx = scene.ctx
+    blocks = {length for length in scene.block_lens if length}
+    query_len = blocks.pop() if len(blocks) == 1 else None
+    is_causal = scene.causal or query_len == 1
     finite = torch.where(error.isnan(), torch.inf, error)
     ratio = (finite / unit).flatten()
     worst = int(ratio.argmax())
@@ -222,6 +226,9 @@ def _measure(ctx: CaseContext, quantity: str, error: Tensor, unit: Tensor) -> No
         budget=ctx.budget_units,
         error=min(float(finite.flatten()[worst]), LARGEST_NUMBER),
         unit=float(unit.flatten()[worst]),
+        num_q_heads=scene.problem.num_q_heads,
+        query_len=query_len,
+        mask=(Mask.CAUSAL if is_causal else Mask.NON_CAUSAL).value,
     )
     ctx.measurements.append(measurement)
     if not measurement.is_within:

@@ -60,6 +60,12 @@ class Measurement:
     """The error of that row, absolute."""
     unit: float
     """The unit of that row, absolute."""
+    num_q_heads: int | None = None
+    """H of the batch that was compared."""
+    query_len: int | None = None
+    """Q of its blocks; None where they are ragged."""
+    mask: str | None = None
+    """``causal``, as every one-token block is called, or ``non_causal``."""
 
     @property
     def is_within(self) -> bool:

@@ -13,13 +13,15 @@ import jsonschema  # type: ignore[import-untyped] # it ships no types
 
 from mla_decode_contract.catalogue import BY_ID
 from mla_decode_contract.junit import junit_xml
+from mla_decode_contract.outcome import Outcome
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from mla_decode_contract.outcome import CaseResult
     from mla_decode_contract.session import Run
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 
 
 @cache
@@ -64,6 +66,7 @@ def as_report(run: Run) -> dict[str, Any]:
         "runtime": machine.get("runtime"),
         "torch": machine.get("torch"),
         "libraries": machine.get("libraries", {}),
+        "declared": machine.get("declared"),
         "kernels": sorted({k for r in results.values() for k in r.kernels}),
         "started_at": _time(run.started_at),
         "finished_at": _time(finished),
@@ -75,7 +78,11 @@ def as_report(run: Run) -> dict[str, Any]:
         "known_failures": [asdict(k) for k in run.exceptions.known_failures],
         "tolerances": [asdict(t) for t in run.exceptions.tolerances],
         "cases": [
-            {**BY_ID[case_id].as_dict(), **result.as_dict()}
+            {
+                **BY_ID[case_id].as_dict(),
+                **result.as_dict(),
+                "repeat": _repeat(run, result),
+            }
             for case_id, result in results.items()
         ],
     }
@@ -94,6 +101,12 @@ def write_reports(run: Run, directory: Path) -> dict[str, Any]:
     (directory / "report.json").write_text(text, encoding="utf-8")
     (directory / "junit.xml").write_bytes(junit_xml(report))
     return dict(report)
+
+
+def _repeat(run: Run, result: CaseResult) -> str | None:
+    """The command that repeats a failure."""
+    failures = {Outcome.FAILED, Outcome.KNOWN_FAILURE}
+    return run.command(result.case) if result.outcome in failures else None
 
 
 def _time(seconds: float) -> str:

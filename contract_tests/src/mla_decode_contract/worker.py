@@ -35,10 +35,17 @@ def main(fd: int) -> None:
         what = f"{type(error).__name__}: {error}"
         _send(channel, {"error": what, "detail": traceback.format_exc()})
         return
+    from mla_decode_contract.declaration import (  # noqa: PLC0415 - needs torch
+        declaration,
+    )
     from mla_decode_contract.identity import machine  # noqa: PLC0415 - needs torch
     from mla_decode_contract.runner import run_case  # noqa: PLC0415 - needs torch
 
-    _send(channel, {"evidence": evidence, "machine": machine(backend, target.device)})
+    described = {
+        **machine(backend, target.device),
+        "declared": declaration(backend, target.device),
+    }
+    _send(channel, {"evidence": evidence, "machine": described})
     while True:
         try:
             message = _receive(channel)
