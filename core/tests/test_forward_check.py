@@ -98,6 +98,18 @@ def test_a_scale_without_fp8_is_refused(plain_backend, planned, name):
     assert "None, since the tensor is bf16" in caught.value.allowed
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_device_validation_reads_the_scales_of_every_call(
+    plain_backend, plain_builder, make_step, cpu, value
+):
+    step = make_step(seq_lens=(9, 9), query_len=2, kv_dtype="fp8")
+    metadata = plain_builder(step.problem, cpu, validate="device").build(step.common)
+    call(plain_backend, step, metadata)
+    with pytest.raises(ArgumentError, match="kv_scale is not a positive") as caught:
+        call(plain_backend, step, metadata, kv_scale=torch.tensor([value]))
+    assert "quantised with" in caught.value.fix
+
+
 def test_an_fp8_cache_may_arrive_as_bytes(plain_backend, planned):
     step, metadata = planned(kv_dtype="fp8")
     call(plain_backend, step, metadata, kv_cache=step.kv_cache.view(torch.uint8))

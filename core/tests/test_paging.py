@@ -109,3 +109,14 @@ def test_latents_are_cast_to_the_caches_dtype():
     cache.append("a", [latents(1, 2)])
     assert cache.layers[0].dtype == torch.float16
     assert cache.layers[0].sum() == 2 * 576
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
+def test_an_fp8_cache_saturates_and_has_no_negative_zero_of_its_own(dtype):
+    cache = PagedLatentCache(1, 4, dtype=dtype)
+    cache.allocate("a")
+    largest = torch.finfo(dtype).max
+    for value in (1e6, -1e6, -1e-5):
+        cache.append("a", [latents(1, value)])
+    rows = cache.layers[0][0, :3, 0].float()
+    assert rows.tolist() == [largest, -largest, 0.0]

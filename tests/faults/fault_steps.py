@@ -5,6 +5,9 @@ from dataclasses import replace
 import torch
 
 from mla_decode import (
+    BackendRefused,
+    Candidate,
+    Capability,
     CommonAttentionMetadata,
     DecodeProblem,
     DeviceInfo,
@@ -12,6 +15,7 @@ from mla_decode import (
     MLADecoder,
 )
 from mla_decode.dtypes import torch_dtype
+from mla_decode.reference import ReferenceBackend
 from mla_decode.reference.oracle import decode_oracle
 
 SCALE = 192**-0.5
@@ -53,7 +57,8 @@ class Step:
     """One batch of a problem with its tensors, and what is true of it.
 
     `blocks` are the requests' query lengths, Q each by default. `pads` requests at the
-    tail have neither queries nor keys; rows of theirs are there and hold NaN.
+    tail have neither queries nor keys; rows of theirs are there and hold NaN. Requests
+    take `pages` in order, from a `cache` of the caller's where one is given.
     """
 
     def __init__(
@@ -67,6 +72,8 @@ class Step:
         causal=True,
         seed=0,
         slot=None,
+        cache=None,
+        pages=None,
     ):
         generator = torch.Generator().manual_seed(seed)
         self.problem, self.device, self.causal = problem, device, causal
@@ -74,10 +81,13 @@ class Step:
         lens, blocks = [*seq_lens, *[0] * pads], [*live, *[0] * pads]
         size, stride = problem.page_size, problem.page_stride
         counts = [-(-length // size) for length in lens]
-        pages = sum(counts) + 2
-        flat = torch.full((pages * stride,), torch.nan)
-        cache = flat.as_strided((pages, size, 576), (stride, 576, 1))
-        order = torch.randperm(pages, generator=generator).tolist()
+        order = torch.randperm(sum(counts) + 2, generator=generator).tolist()
+        order = [*reversed(pages)] if pages else order
+        if cache is None:
+            shape, strides = (max(order) + 1, size, 576), (stride, 576, 1)
+            flat = torch.full((shape[0] * stride,), torch.nan)
+            flat = flat.to(torch_dtype(problem.kv_dtype, device))
+            cache = flat.as_strided(shape, strides)
         width = max([*counts, 1]) + 2
         bad = (BAD_SLOTS if slot is None else (slot,)) * width
         table = torch.tensor([bad[:width]] * len(lens), dtype=torch.int32)
@@ -85,7 +95,8 @@ class Step:
             for at in range(counts[request]):
                 page = table[request, at] = order.pop()
                 rows = min(size, length - at * size)
-                cache[page, :rows] = torch.randn(rows, 576, generator=generator) * 0.3
+                drawn = torch.randn(rows, 576, generator=generator) * 0.3
+                cache[int(page), :rows] = drawn.to(cache.dtype)
         starts = torch.tensor([0, *blocks], dtype=torch.int32).cumsum(0).int()
         longest = max(live or [problem.max_query_len])
         rows = int(starts[-1]) + pads
@@ -94,9 +105,7 @@ class Step:
         query = torch.randn(rows, problem.num_q_heads, 576, generator=generator)
         query[int(starts[-1]) :] = torch.nan
         self.q = query.to(torch_dtype(problem.q_dtype, device))
-        self.kv_cache = (
-            flat.to(torch_dtype(problem.kv_dtype, device))
-        ).as_strided(cache.shape, cache.stride())
+        self.kv_cache = cache
         self.common = CommonAttentionMetadata(
             query_start_loc=starts.clone(),
             query_start_loc_cpu=starts,
@@ -137,23 +146,23 @@ class Step:
         given = {"softmax_scale": SCALE, **self.scales, **self.outputs()} | words
         return decoder.run(given.pop("q", self.q), self.kv_cache, plan, **given)
 
-    def truth(self):
+    def truth(self, softmax_scale=SCALE):
         """(out, lse) in float64."""
         return decode_oracle(
             self.q.float().nan_to_num(1e6),
-            self.kv_cache.float().nan_to_num(1e6),
+            self.kv_cache,
             self.common.block_table_tensor,
             self.common.seq_lens,
             self.common.query_start_loc_cpu,
             causal=self.causal,
-            softmax_scale=SCALE,
+            softmax_scale=softmax_scale,
             q_scale=float(self.scales.get("q_scale", 1.0)),
             kv_scale=float(self.scales.get("kv_scale", 1.0)),
         )
 
-    def check(self, found, *, atol=0.02):
+    def check(self, found, *, atol=0.02, softmax_scale=SCALE):
         """Demand the truth of every row: empty ones exactly, no NaN anywhere."""
-        out, lse = self.truth()
+        out, lse = self.truth(softmax_scale)
         empty = lse.isneginf().all(-1)
         assert torch.equal(found.out[empty], torch.zeros_like(found.out[empty]))
         torch.testing.assert_close(found.out.double(), out, rtol=0.02, atol=atol)
@@ -165,19 +174,27 @@ class Step:
             )
 
 
+def decoder_of(problem, server, lowering="refuse", **words):
+    """A decoder of a backend, by its name or by its object, on a device."""
+    backend, device = server
+    if isinstance(backend, str):
+        return MLADecoder(problem, backend, lowering, device=device, **words)
+    words["candidates"] = candidate(backend)
+    return MLADecoder(problem, backend.name, lowering, device=device, **words)
+
+
 def serve(problem, server, seq_lens, *, lowering="refuse", **words):
     """Decode one step through the decoder and check it; (decoder, step, output).
 
     Args:
         problem: What is asked.
-        server: (backend's name, device), such as a value of `SERVERS`.
+        server: (backend, device), such as a value of `SERVERS`.
         seq_lens: Lengths of the live requests.
         lowering: As `MLADecoder` takes it.
         words: To `Step`.
     """
-    name, device = server
-    decoder = MLADecoder(problem, name, lowering, device=device)
-    step = Step(problem, device, seq_lens, **words)
+    decoder = decoder_of(problem, server, lowering)
+    step = Step(problem, decoder.device, seq_lens, **words)
     found = step.run(decoder)
     step.check(found)
     return decoder, step, found
@@ -185,11 +202,8 @@ def serve(problem, server, seq_lens, *, lowering="refuse", **words):
 
 def refusals(problem, server, lowering="refuse"):
     """Every reason of a refused problem; a served one fails the test."""
-    from mla_decode import BackendRefused
-
-    name, device = server
     try:
-        decoder = MLADecoder(problem, name, lowering, device=device)
+        decoder = decoder_of(problem, server, lowering)
     except BackendRefused as refused:
         return refused.refusals
     raise AssertionError(f"served by {decoder.selection}")
@@ -198,3 +212,16 @@ def refusals(problem, server, lowering="refuse"):
 def codes(problem, server, lowering="refuse"):
     """The codes of `refusals`."""
     return {str(reason.code) for reason in refusals(problem, server, lowering)}
+
+
+def candidate(backend):
+    """A backend object as the candidates of a decoder: chosen by its name."""
+    return {backend.name: Candidate(name=backend.name, backend=backend)}
+
+
+def narrow(**fields):
+    """The reference backend as one whose kernels serve less: fields of its row."""
+    capability = ReferenceBackend.capability
+    row = replace(capability.row("cpu"), **fields)
+    namespace = {"capability": Capability(rows=(row,))}
+    return type("Narrow", (ReferenceBackend,), namespace)()

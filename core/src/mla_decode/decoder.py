@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mla_decode.device import as_device_info
 from mla_decode.lowering.backend import apply_plan
 from mla_decode.selection import select
 from mla_decode.self_check import self_check
+from mla_decode.step_report import StepReport, report_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,22 +26,6 @@ if TYPE_CHECKING:
     from mla_decode.selection import Lowering, Selection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
-    """What served the last planned step."""
-
-    backend: str
-    evidence: str
-    lowering: dict[str, Any]
-    """The plan: its kind, its cost, its pad rows."""
-    mask: str
-    num_reqs: int
-    query_len: int
-    """0 where the batch was ragged."""
-    refused: dict[str, tuple[str, ...]]
-    """Codes of those who were asked first."""
-
-
 class MLADecoder:
     """Decodes a layer group through the backend that serves its problem.
 
@@ -50,10 +34,13 @@ class MLADecoder:
         backend: A backend's name, or ``"auto"`` for the documented order.
         lowering: ``"exact"`` allows exact rewrites where no kernel serves a block.
         device: Where tensors live; None picks this machine's first accelerator.
-        validate: ``"device"`` also checks lengths and tables, with a sync a build.
+        validate: ``"device"`` also checks lengths, tables and fp8 scales, with syncs.
         check_values: Decode tiny random blocks at construction and compare them with
             the float64 oracle: a kernel or a rewrite that is wrong here is refused.
         candidates: Backends to choose from; by default the installed ones.
+        workspace_limit_bytes: Device memory that the builder and its calls may take at
+            most: what could take more is refused before anything is allocated. None:
+            no limit. `selection.workspace` says what is taken.
 
     Raises:
         BackendRefused: Nobody serves the problem; every reason is in it.
@@ -70,11 +57,17 @@ class MLADecoder:
         validate: Validation = "host",
         check_values: bool = False,
         candidates: Mapping[str, Candidate] | None = None,
+        workspace_limit_bytes: int | None = None,
     ) -> None:
         self.problem = problem
         self.device: DeviceInfo = as_device_info(device)
         self.selection: Selection = select(
-            problem, self.device, backend, lowering, candidates=candidates
+            problem,
+            self.device,
+            backend,
+            lowering,
+            candidates=candidates,
+            workspace_limit_bytes=workspace_limit_bytes,
         )
         self.backend: Backend = apply_plan(self.selection.backend, self.selection.plan)
         self.builder: MLADecodeMetadataBuilder = self.backend.builder_cls(
@@ -127,19 +120,11 @@ class MLADecoder:
         return output
 
     def report(self) -> StepReport | None:
-        """What served the last planned step; None before the first."""
-        last = self._last
-        if last is None:
+        """What served the last planned step; None before the first.
+
+        Made here, on the host, from what `plan` kept: neither `plan` nor `run` pays
+        for it, and nothing waits for the device.
+        """
+        if self._last is None:
             return None
-        return StepReport(
-            backend=self.backend.name,
-            evidence=self.backend.evidence(self.device),
-            lowering=self.selection.plan.as_dict(),
-            mask=last.mask.value,
-            num_reqs=last.num_reqs,
-            query_len=last.query_len,
-            refused={
-                name: tuple(str(reason.code) for reason in reasons)
-                for name, reasons in self.selection.refused.items()
-            },
-        )
+        return report_step(self._last, self.selection, self.backend, self.device)

@@ -85,6 +85,8 @@ def check_forward(
         _check_scale("kv_scale", kv_scale, builder, needed=builder.problem.kv_dtype)
         _check_outputs(out, lse, builder, metadata)
         metadata.geometry = geometry
+    if builder.validate == "device":
+        _check_scale_values(q_scale=q_scale, kv_scale=kv_scale)
     return _call(
         builder,
         q,
@@ -254,6 +256,19 @@ def _check_scale(
             fix=f"pass {name} as a device tensor exactly where its tensor is fp8: "
             "it is never read on the host",
         )
+
+
+def _check_scale_values(**scales: Tensor | None) -> None:
+    """Read the fp8 scales of a call; under ``validate="device"`` only: it waits."""
+    for name, scale in scales.items():
+        value = 1.0 if scale is None else float(scale)
+        if not math.isfinite(value) or value <= 0.0:
+            raise ArgumentError(
+                f"{name} is not a positive finite number.",
+                got=repr(value),
+                allowed="a number > 0: what a stored 1.0 stands for",
+                fix=f"pass the {name} that the tensor was quantised with; 1.0 for none",
+            )
 
 
 def _check_outputs(

@@ -26,7 +26,10 @@ class Mask(str, enum.Enum):
         return self.value
 
 
-_FIX = "pass True for a causal batch or False for a block whose tokens see each other"
+_FIX = (
+    "pass True for a causal batch or False for a block whose tokens see each other; a "
+    "tree mask has no form here: verify each path as a chain"
+)
 _ALLOWED = "bool, numpy.bool_, or a uniform bool tensor on the CPU"
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mla_decode.dtypes import FP8_DTYPES
 from mla_decode.errors import ArgumentError, BatchError
 from mla_decode.metadata import CommonAttentionMetadata
 from mla_decode.problem import ROW_WIDTH
@@ -110,7 +111,10 @@ class PagedLatentCache:
         return slots.to(self.layers[0].device)
 
     def write(self, layer: int, slots: Tensor, latents: Tensor) -> None:
-        """Write latents [tokens, 576] of one layer at slots from `extend`."""
+        """Write latents [tokens, 576] of one layer at slots from `extend`.
+
+        An fp8 layer saturates at its largest number, where torch's cast makes NaN.
+        """
         if latents.shape != (slots.shape[0], ROW_WIDTH):
             raise ArgumentError(
                 "The latents do not fit the slots.",
@@ -118,9 +122,11 @@ class PagedLatentCache:
                 allowed=f"[{slots.shape[0]}, {ROW_WIDTH}]",
                 fix="write one row a slot: latent 512, then rope 64",
             )
-        self.layers[layer].view(-1, ROW_WIDTH)[slots] = latents.to(
-            self.layers[layer].dtype
-        )
+        rows = self.layers[layer].view(-1, ROW_WIDTH)
+        if rows.dtype in FP8_DTYPES:
+            largest = torch.finfo(rows.dtype).max
+            latents = latents.clamp(-largest, largest)
+        rows[slots] = latents.to(rows.dtype)
 
     def append(self, request: Hashable, latents: Sequence[Tensor]) -> Tensor:
         """Extend a request and write its latents, one [tokens, 576] a layer."""
