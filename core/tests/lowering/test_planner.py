@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 
 from mla_decode import BackendRefused, DecodeProblem, DeviceInfo, Mask
+from mla_decode.answers import answers_of
 from mla_decode.lowering import plan_exact
 from mla_decode.lowering.planner import price
 from mla_decode.lowering.rewrites import PAD_WIDTHS, native, rewrites
@@ -56,7 +57,7 @@ def test_the_plan_is_legal_and_the_cheapest_of_all_rewrites(
         *rewrites(problem, query_len, mask, range(1, 1025)),
     ]
     legal = [
-        price(rewrite, backend, CPU)
+        price(rewrite, answers_of(backend, CPU))
         for rewrite in everything
         if not backend.refusals(rewrite.lowered, CPU)
     ]

@@ -6,14 +6,17 @@ import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mla_decode.answers import answers_of
 from mla_decode.lowering.plan import BlockPlan, Plan, Rewrite
-from mla_decode.lowering.rewrites import native, rewrites
+from mla_decode.lowering.rewrites import native, rewrites, shapes
+from mla_decode.mask import Mask
 from mla_decode.problem import LATENT_WIDTH, ROW_WIDTH
 
 if TYPE_CHECKING:
+    from mla_decode.answers import Answers
     from mla_decode.backend import Backend
     from mla_decode.device import DeviceInfo
-    from mla_decode.mask import Mask
+    from mla_decode.lowering.rewrites import Shape
     from mla_decode.problem import DecodeProblem
     from mla_decode.refusal import Refusal
 
@@ -25,27 +28,32 @@ _INDEX_BYTES = 4
 
 def native_plan(problem: DecodeProblem, backend: Backend, device: DeviceInfo) -> Plan:
     """The plan of a backend that accepts the problem as it stands."""
+    answers = answers_of(backend, device)
     return Plan(
         problem=problem,
         blocks=tuple(
-            price(native(problem, query_len, mask), backend, device)
+            price(native(problem, query_len, mask), answers)
             for query_len, mask in problem.blocks()
         ),
     )
 
 
-@functools.lru_cache(maxsize=4096)
 def plan_exact(
     problem: DecodeProblem, backend: Backend, device: DeviceInfo
 ) -> Plan | None:
     """The cheapest exact plan of every block, or None where a block has none.
 
     Blocks are planned apart: a causal verify may stay native beside a folded draft.
-    Pure in its arguments, and cached by them.
+    Pure in the problem and the backend's answers, and cached by them.
     """
+    return _plan(problem, answers_of(backend, device))
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(problem: DecodeProblem, answers: Answers) -> Plan | None:
     blocks = []
     for query_len, mask in problem.blocks():
-        best = plan_block(problem, backend, device, query_len, mask)
+        best = plan_block(problem, answers, query_len, mask)
         if best is None:
             return None
         blocks.append(best)
@@ -53,11 +61,7 @@ def plan_exact(
 
 
 def plan_block(
-    problem: DecodeProblem,
-    backend: Backend,
-    device: DeviceInfo,
-    query_len: int,
-    mask: Mask,
+    problem: DecodeProblem, answers: Answers, query_len: int, mask: Mask
 ) -> BlockPlan | None:
     """The cheapest plan of one block, or None.
 
@@ -66,33 +70,44 @@ def plan_block(
     """
     best: BlockPlan | None = None
     alone = native(problem, query_len, mask)
-    if not backend.refusals(alone.lowered, device):
-        best = price(alone, backend, device)
-    row = backend.capability.row(device.arch)
-    num_q_heads = frozenset[int]() if row is None else row.num_q_heads
-    for rewrite in rewrites(problem, query_len, mask, num_q_heads):
-        if best is not None and best.cost.kv_walks < rewrite.num_virtual:
+    if not answers.refusals(alone.lowered):
+        best = price(alone, answers)
+    for shape in shapes(problem, query_len, mask, answers.num_q_heads):
+        if best is not None and best.cost.kv_walks < shape.num_virtual:
             break
-        if best is not None and not _may_beat(best, rewrite):
+        if best is not None and not _may_beat(best, shape, least_walks=1):
             continue
-        if backend.refusals(rewrite.lowered, device):
+        kernel_mask = Mask.CAUSAL if shape.query_len == 1 else mask
+        least = answers.fewest_walks(
+            problem, shape.query_len, kernel_mask, shape.num_q_heads
+        )
+        if least is None:
             continue
-        priced = price(rewrite, backend, device)
+        if best is not None and not _may_beat(best, shape, least_walks=least):
+            continue
+        rewrite = shape.rewrite(problem, query_len, mask)
+        if answers.refusals(rewrite.lowered):
+            continue
+        priced = price(rewrite, answers)
         if best is None or priced.rank < best.rank:
             best = priced
     return best
 
 
-def _may_beat(best: BlockPlan, rewrite: Rewrite) -> bool:
+def _may_beat(best: BlockPlan, shape: Shape, *, least_walks: int) -> bool:
     """Whether a rewrite could rank before the best so far, by what needs no asking.
 
-    Each virtual request walks the KV at least once; of rewrites with as many virtual
-    requests and walks, fewer kernel rows cost less.
+    Each virtual request walks the KV at least `least_walks` times; of rewrites with as
+    many virtual requests and walks, fewer kernel rows cost less.
     """
-    walks, virtual = best.cost.kv_walks, rewrite.num_virtual
-    if best.rewrite.is_native or best.rewrite.num_virtual < virtual:
-        return virtual < walks
-    return virtual < walks or rewrite.kernel_rows < best.rewrite.kernel_rows
+    walks = least_walks * shape.num_virtual
+    if walks != best.cost.kv_walks:
+        return walks < best.cost.kv_walks
+    if best.rewrite.is_native:
+        return False
+    if best.rewrite.num_virtual != shape.num_virtual:
+        return shape.num_virtual < best.rewrite.num_virtual
+    return shape.kernel_rows < best.rewrite.kernel_rows
 
 
 def nearest_refusals(
@@ -103,12 +118,13 @@ def nearest_refusals(
     The nearest is the one with the fewest reasons against it. Asked only where there is
     no plan, so that the refusal shows how far the backend is from serving.
     """
+    answers = answers_of(backend, device)
     found: list[Refusal] = []
     for query_len, mask in problem.blocks():
-        if plan_block(problem, backend, device, query_len, mask) is not None:
+        if plan_block(problem, answers, query_len, mask) is not None:
             continue
         options = [
-            (rewrite, backend.refusals(rewrite.lowered, device))
+            (rewrite, answers.refusals(rewrite.lowered))
             for rewrite in rewrites(problem, query_len, mask, _ANY_HEADS)
         ]
         if options:
@@ -128,30 +144,29 @@ def nearest_refusals(
     return found
 
 
-def price(rewrite: Rewrite, backend: Backend, device: DeviceInfo) -> BlockPlan:
+def price(rewrite: Rewrite, answers: Answers) -> BlockPlan:
     """A rewrite's cost: the kernel's, as often as it is asked, and the copies'."""
     problem = rewrite.lowered
-    cost = backend.cost(problem, device)
+    cost = answers.cost(problem)
     if rewrite.is_native:
         return BlockPlan(rewrite=rewrite, cost=cost)
-    copies = 0
-    workspace = cost.workspace_bytes
-    launches = cost.launches
-    if rewrite.num_virtual > 1:
+    workspace, launches = cost.workspace_bytes, cost.launches
+    num_virtual = rewrite.num_virtual
+    if num_virtual > 1:
         workspace += _INDEX_BYTES * problem.max_num_reqs * (problem.table_width + 2)
     if rewrite.pad_rows:
-        copies = problem.max_num_reqs * problem.num_q_heads * problem.max_query_len
+        rows = problem.max_num_reqs * rewrite.kernel_rows
         per_row = ROW_WIDTH * _BYTES[problem.q_dtype]
         per_row += LATENT_WIDTH * _BYTES[problem.out_dtype]
         per_row += _LSE_BYTES if problem.needs_lse else 0
-        workspace += copies * per_row
+        workspace += rows * per_row
         launches += 3 if problem.needs_lse else 2
     return BlockPlan(
         rewrite=rewrite,
         cost=replace(
             cost,
-            kv_walks=cost.kv_walks * rewrite.num_virtual,
-            rows=cost.rows * rewrite.num_virtual,
+            kv_walks=cost.kv_walks * num_virtual,
+            rows=cost.rows * num_virtual,
             launches=launches,
             workspace_bytes=workspace,
         ),
