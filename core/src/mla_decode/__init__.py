@@ -27,7 +27,7 @@ from mla_decode.errors import (
     StaleMetadataError,
 )
 from mla_decode.mask import Mask, normalise_causal
-from mla_decode.metadata import CommonAttentionMetadata, DecodeMetadata
+from mla_decode.metadata import CommonAttentionMetadata, DecodeMetadata, StepFacts
 from mla_decode.problem import (
     LATENT_WIDTH,
     ROPE_WIDTH,
@@ -43,12 +43,14 @@ if TYPE_CHECKING:
     from mla_decode.backend import Backend, BackendBase, CliOption, Cost, DecodeOutput
     from mla_decode.batch import QueryLenSupport
     from mla_decode.builder import GraphSupport, MLADecodeMetadataBuilder
-    from mla_decode.decoder import MLADecoder, StepReport
+    from mla_decode.decoder import MLADecoder
     from mla_decode.discovery import Candidate, discover
     from mla_decode.forward_check import CheckedCall
     from mla_decode.lowering import Plan
     from mla_decode.paging import PagedLatentCache
     from mla_decode.selection import Selection, Survey, select, survey
+    from mla_decode.step_report import Downgrade, StepReport
+    from mla_decode.workspace import Workspace
 
 _LAZY = {
     "Backend": "backend",
@@ -58,6 +60,7 @@ _LAZY = {
     "CliOption": "backend",
     "Cost": "backend",
     "DecodeOutput": "backend",
+    "Downgrade": "step_report",
     "GraphSupport": "builder",
     "MLADecodeMetadataBuilder": "builder",
     "MLADecoder": "decoder",
@@ -65,8 +68,9 @@ _LAZY = {
     "Plan": "lowering",
     "QueryLenSupport": "batch",
     "Selection": "selection",
-    "StepReport": "decoder",
+    "StepReport": "step_report",
     "Survey": "selection",
+    "Workspace": "workspace",
     "discover": "discovery",
     "select": "selection",
     "survey": "selection",
@@ -95,6 +99,7 @@ __all__ = [
     "DecodeOutput",
     "DecodeProblem",
     "DeviceInfo",
+    "Downgrade",
     "Feature",
     "GraphSupport",
     "IntSet",
@@ -111,10 +116,12 @@ __all__ = [
     "Selection",
     "Source",
     "StaleMetadataError",
+    "StepFacts",
     "StepReport",
     "Support",
     "Survey",
     "UbatchBuilders",
+    "Workspace",
     "detect_device",
     "discover",
     "normalise_causal",

@@ -50,9 +50,13 @@ class Cost:
     launches: int
     """Device kernels of one forward."""
     workspace_bytes: int
-    """Scratch that the builder owns."""
+    """Device memory that the backend's builder holds, beside what core's part of every
+    builder does: exact, whether it is made at construction or at first use."""
     index_entries: int = 0
     """Entries of index lists that a build writes."""
+    call_bytes: int = 0
+    """Device memory that the library allocates by itself inside one build or forward,
+    outputs not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +120,7 @@ class Backend(Protocol):
         """What an accepted problem costs."""
 
     def workspace_bytes(self, problem: DecodeProblem, device: DeviceInfo) -> int:
-        """Bytes of device memory that a builder of this problem will hold."""
+        """The same number as the cost's: what a builder of this problem will hold."""
 
     def evidence(self, device: DeviceInfo) -> str:
         """What ran where, in a word or two: ``reference``, ``never on AMD``..."""

@@ -278,9 +278,12 @@ class MLADecodeMetadataBuilder(abc.ABC):
     def _uniform_starts(self) -> dict[int, tuple[Tensor, Tensor]]:
         """Block starts of every named Q: constants, so no build computes them."""
         count = torch.arange(self.problem.max_num_reqs + 1, dtype=torch.int32)
+        hosts = {
+            query_len: count * query_len
+            for query_len in sorted(self.problem.query_lens)
+        }
         return {
-            query_len: (count * query_len, (count * query_len).to(self.device))
-            for query_len in self.problem.query_lens
+            query_len: (host, host.to(self.device)) for query_len, host in hosts.items()
         }
 
     def _block_starts(self, num_reqs: int, query_len: int) -> tuple[Tensor, Tensor]:

@@ -40,6 +40,10 @@ class Feature(str, enum.Enum):
     """Capture and replay."""
     PAGE_STRIDE = "page_stride"
     """Pages that do not lie back to back."""
+    SPLIT_CAP = "split_cap"
+    """Keep to a problem's `max_splits`."""
+    BATCH_INVARIANCE = "batch_invariance"
+    """Give a token the same bits whatever else is in the batch."""
 
 
 class Source(str, enum.Enum):
@@ -225,6 +229,12 @@ def _feature_refusals(row: CapabilityRow, problem: DecodeProblem) -> Iterator[Re
             problem.page_stride != problem.page_size * 576,
             Feature.PAGE_STRIDE,
             RefusalCode.FEATURE,
+        ),
+        (problem.max_splits is not None, Feature.SPLIT_CAP, RefusalCode.FEATURE),
+        (
+            problem.batch_invariant,
+            Feature.BATCH_INVARIANCE,
+            RefusalCode.DETERMINISM,
         ),
     )
     for is_needed, feature, code in needed:

@@ -49,6 +49,24 @@ class CommonAttentionMetadata:
     """int32 [num_reqs] on the device: keys that this rank holds, under DCP."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """What a backend says of one step that it planned; made on demand."""
+
+    kernels: tuple[str, ...] = ()
+    """Device kernels of one forward, as a profiler prints them."""
+    path: str = ""
+    """Which of its ways the library takes, in a few words."""
+    num_q_heads: int
+    """Heads that the kernel is given, pads included."""
+    query_len: int
+    """Tokens of a block that the kernel is given; 0 where the batch is ragged."""
+    max_splits: int | None = None
+    """Most pieces that a request's keys are cut into; 1: not cut; None: not said."""
+    downgrades: tuple[str, ...] = ()
+    """What the backend could not do as it would elsewhere, each with its reason."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class DecodeMetadata:
     """What one build made for one step: shared by all layers of the group.
@@ -85,6 +103,14 @@ class DecodeMetadata:
     def mask(self) -> Mask:
         """The batch's mask as a word."""
         return Mask.CAUSAL if self.causal else Mask.NON_CAUSAL
+
+    def facts(self) -> StepFacts:
+        """How the step is decoded; adapters say more than core knows."""
+        builder = self.builder
+        return StepFacts(
+            num_q_heads=0 if builder is None else builder.problem.num_q_heads,
+            query_len=self.query_len,
+        )
 
     def require_current(self) -> MLADecodeMetadataBuilder:
         """The builder that made this, if this is its newest metadata.

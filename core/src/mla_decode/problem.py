@@ -85,6 +85,14 @@ class DecodeProblem:
     """Most requests of one batch, pads included."""
     max_model_len: int = 32768
     """Longest seq_len of a request, in tokens."""
+    max_splits: int | None = None
+    """Most pieces that a request's keys may be cut into; None: the backend's choice.
+    Bounds the workspace of backends that split."""
+    deterministic: bool = False
+    """Whether the same call twice must give the same bits."""
+    batch_invariant: bool = False
+    """Whether a token's bits must not depend on what else is in the batch: neighbours,
+    the number of requests, the other tokens of its block. Implies `deterministic`."""
 
     def __post_init__(self) -> None:
         """Normalise the sets and refuse what no decode problem can have."""
@@ -94,7 +102,9 @@ class DecodeProblem:
         _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         _one_of("out_dtype", self.out_dtype, OUT_DTYPES)
         self._normalise_sets()
-        for name in ("needs_lse", "graphs"):
+        if self.max_splits is not None:
+            _positive("max_splits", self.max_splits)
+        for name in ("needs_lse", "graphs", "deterministic", "batch_invariant"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(
                     f"{name} is no bool.",
@@ -102,6 +112,8 @@ class DecodeProblem:
                     allowed="True or False",
                     fix=f"pass {name} as a Python bool",
                 )
+        if self.batch_invariant:
+            object.__setattr__(self, "deterministic", True)
         if self.dcp is not None:
             if not isinstance(self.dcp, Dcp):
                 raise ArgumentError(
@@ -194,6 +206,9 @@ class DecodeProblem:
             "kv_page_stride": self.kv_page_stride,
             "max_num_reqs": self.max_num_reqs,
             "max_model_len": self.max_model_len,
+            "max_splits": self.max_splits,
+            "deterministic": self.deterministic,
+            "batch_invariant": self.batch_invariant,
         }
 
 

@@ -83,6 +83,22 @@ class RefusalCode(str, enum.Enum):
         ),
         "the refusal's own `fix` says it",
     )
+    WORKSPACE = (
+        "workspace",
+        "the buffers of the problem's largest batch pass the caller's byte budget",
+        (
+            "raise `workspace_limit_bytes`, or lower `max_num_reqs`, `max_model_len` "
+            "or `max_splits`"
+        ),
+    )
+    DETERMINISM = (
+        "determinism",
+        (
+            "the problem asks for equal bits that the backend does not give: it adds "
+            "in another order from run to run, or cuts a request by its neighbours"
+        ),
+        "another backend, or a problem without `deterministic` or `batch_invariant`",
+    )
     DEPENDENCY = (
         "dependency",
         (

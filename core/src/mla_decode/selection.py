@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mla_decode.discovery import discover
 from mla_decode.errors import ArgumentError, BackendRefused, OutdatedLibraryError
 from mla_decode.lowering import native_plan, nearest_refusals, plan_exact
 from mla_decode.refusal import Refusal, RefusalCode
+from mla_decode.workspace import Workspace, over_budget, workspace_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from mla_decode.backend import Backend
     from mla_decode.device import DeviceInfo
@@ -41,6 +42,13 @@ class Selection:
     plan: Plan
     refused: dict[str, tuple[Refusal, ...]]
     """Who was asked before, and every reason of theirs."""
+    native_refusals: tuple[Refusal, ...] = ()
+    """Why the backend has no kernel for the problem as it stands, where it is lowered."""
+
+    @property
+    def workspace(self) -> Workspace:
+        """Device memory that a builder of the problem takes; allocates nothing."""
+        return workspace_of(self.backend, self.plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +68,7 @@ def select(
     lowering: Lowering = "refuse",
     *,
     candidates: Mapping[str, Candidate] | None = None,
+    workspace_limit_bytes: int | None = None,
 ) -> Selection:
     """Choose the backend that will serve a problem on a device.
 
@@ -70,14 +79,23 @@ def select(
         lowering: ``"exact"`` also tries exact rewrites, within each backend after its
             native kernels; ``"refuse"`` never does.
         candidates: What `discover` found; by default it is called.
+        workspace_limit_bytes: Device memory that a builder and its calls may take at
+            most; a plan that may take more is refused before anything is allocated.
 
     Raises:
         BackendRefused: Nobody accepts; every reason of every candidate is in it.
         OutdatedLibraryError: The device's own library is too old for a non-causal
             block and a newer release is not: nothing slower is chosen unseen.
-        ArgumentError: The name is no backend's.
+        ArgumentError: The name is no backend's, or an option no value of its kind.
     """
-    found = survey(problem, device, backend, lowering, candidates=candidates)
+    found = survey(
+        problem,
+        device,
+        backend,
+        lowering,
+        candidates=candidates,
+        workspace_limit_bytes=workspace_limit_bytes,
+    )
     if found.outdated is not None:
         raise found.outdated
     if found.selection is None:
@@ -86,7 +104,8 @@ def select(
             found.refused,
         )
     chosen = found.selection
-    _logger.info(
+    _logger.log(
+        logging.WARNING if chosen.refused else logging.INFO,
         "%s decodes %s on %s (%s); refused: %s",
         chosen.backend.name,
         _short(problem),
@@ -104,11 +123,13 @@ def survey(
     lowering: Lowering = "refuse",
     *,
     candidates: Mapping[str, Candidate] | None = None,
+    workspace_limit_bytes: int | None = None,
 ) -> Survey:
     """Ask as `select` does, and return every answer instead of raising.
 
     Raises:
-        ArgumentError: The name is no backend's, or the lowering no known word.
+        ArgumentError: The name is no backend's, or the lowering no known word, or the
+            limit no number of bytes.
     """
     if lowering not in {"refuse", "exact"}:
         raise ArgumentError(
@@ -117,6 +138,7 @@ def survey(
             allowed='"refuse" or "exact"',
             fix='leave it out, or pass "exact" to allow exact rewrites',
         )
+    _require_bytes(workspace_limit_bytes)
     known = discover() if candidates is None else candidates
     refused: dict[str, tuple[Refusal, ...]] = {}
     for name in _order(device, backend, known):
@@ -127,14 +149,20 @@ def survey(
         asked = candidate.backend
         reasons = ask(asked, problem, device)
         try:
-            plan = _plan(asked, problem, device, lowering, native=not reasons)
-            if plan is None and lowering == "exact":
-                reasons += nearest_refusals(problem, asked, device)
+            plan, further = _first_plan(
+                asked, problem, device, lowering, reasons, workspace_limit_bytes
+            )
         except Exception as error:  # noqa: BLE001 - a cost that raises refuses, as a check does
-            plan, reasons = None, [*reasons, _checker_error(asked, error)]
+            plan, further = None, [_checker_error(asked, error)]
         if plan is not None:
-            selection = Selection(backend=asked, plan=plan, refused=dict(refused))
+            selection = Selection(
+                backend=asked,
+                plan=plan,
+                refused=dict(refused),
+                native_refusals=tuple(reasons),
+            )
             return Survey(selection=selection, refused=refused)
+        reasons += further
         outdated = _outdated(asked, problem, device, reasons)
         refused[name] = tuple(reasons)
         if outdated is not None:
@@ -160,20 +188,68 @@ def _checker_error(backend: Backend, error: Exception) -> Refusal:
     )
 
 
-def _plan(
+def _first_plan(
+    backend: Backend,
+    problem: DecodeProblem,
+    device: DeviceInfo,
+    lowering: Lowering,
+    reasons: list[Refusal],
+    limit_bytes: int | None,
+) -> tuple[Plan | None, list[Refusal]]:
+    """The first plan that a backend accepts and a budget admits, or further reasons."""
+    gate = _repeats(backend, problem)
+    if gate is not None:
+        return None, [gate]
+    further: list[Refusal] = []
+    for plan in _plans(backend, problem, device, lowering, native=not reasons):
+        over = None
+        if limit_bytes is not None:
+            over = over_budget(workspace_of(backend, plan), limit_bytes)
+        if over is None:
+            return plan, []
+        further.append(over)
+    if not further and lowering == "exact":
+        further = nearest_refusals(problem, backend, device)
+    return None, further
+
+
+def _plans(
     backend: Backend,
     problem: DecodeProblem,
     device: DeviceInfo,
     lowering: Lowering,
     *,
     native: bool,
-) -> Plan | None:
-    """The plan of a backend that accepts, or that can be made to by a rewrite."""
-    if lowering == "exact":
-        exact = plan_exact(problem, backend, device)
-        if exact is not None:
-            return exact
-    return native_plan(problem, backend, device) if native else None
+) -> Iterator[Plan]:
+    """The plans of a backend, its cheapest first."""
+    exact = plan_exact(problem, backend, device) if lowering == "exact" else None
+    if exact is not None:
+        yield exact
+    if native and (exact is None or exact.kind != "native"):
+        yield native_plan(problem, backend, device)
+
+
+def _repeats(backend: Backend, problem: DecodeProblem) -> Refusal | None:
+    """The refusal of a backend that does not repeat its bits where it must."""
+    if backend.deterministic or not problem.deterministic:
+        return None
+    return Refusal(
+        code=RefusalCode.DETERMINISM,
+        message="The backend does not give the same bits twice",
+        got="deterministic=True",
+        allowed="deterministic=False",
+        fix="use another backend, or drop deterministic from the problem",
+    )
+
+
+def _require_bytes(limit: Any) -> None:
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise ArgumentError(
+            "workspace_limit_bytes is no number of bytes.",
+            got=repr(limit),
+            allowed="None, or an int of 0 or more",
+            fix="pass bytes as a Python int",
+        )
 
 
 def _outdated(

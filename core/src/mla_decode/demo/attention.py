@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mla_decode.decoder import StepReport
     from mla_decode.device import DeviceInfo
     from mla_decode.mask import Mask
     from mla_decode.metadata import DecodeMetadata
     from mla_decode.selection import Lowering
+    from mla_decode.step_report import StepReport
 
 PAGE_SIZE = 64
 

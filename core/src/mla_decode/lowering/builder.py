@@ -11,7 +11,7 @@ from mla_decode.batch import QueryLenSupport
 from mla_decode.builder import MLADecodeMetadataBuilder
 from mla_decode.lowering.buffers import PaddedRows, VirtualTables
 from mla_decode.mask import Mask
-from mla_decode.metadata import CommonAttentionMetadata, DecodeMetadata
+from mla_decode.metadata import CommonAttentionMetadata, DecodeMetadata, StepFacts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +29,10 @@ class LoweredMetadata(DecodeMetadata):
 
     inner: DecodeMetadata
     block: LoweredBlock
+
+    def facts(self) -> StepFacts:
+        """The inner backend's: its kernels are what runs."""
+        return self.inner.facts()
 
 
 class LoweredBlock:

@@ -75,6 +75,8 @@ class BlockPlan:
     rewrite: Rewrite
     cost: Cost
     """Of one step of the block's largest batch, the rewrite's own copies included."""
+    copy_bytes: int = 0
+    """Of the cost's workspace, what the rewrite's own buffers take."""
 
     @property
     def rank(self) -> tuple[int, ...]:
@@ -87,7 +89,7 @@ class BlockPlan:
         return (
             cost.kv_walks,
             0 if self.rewrite.is_native else self.rewrite.num_virtual,
-            cost.workspace_bytes,
+            cost.workspace_bytes + cost.call_bytes,
             cost.rows,
             cost.launches,
         )
@@ -115,6 +117,8 @@ class Plan:
     problem: DecodeProblem
     blocks: tuple[BlockPlan, ...]
     """One a (query length, mask), in the order of `DecodeProblem.blocks`."""
+    workspace_bytes: int
+    """Device memory of all blocks' builders together, inner and lowered."""
 
     @property
     def heaviest(self) -> BlockPlan:
@@ -130,9 +134,12 @@ class Plan:
 
     @property
     def cost(self) -> Cost:
-        """The heaviest block's, with the workspace of all blocks together."""
-        each = {b.rewrite.lowered: b.cost.workspace_bytes for b in self.blocks}
-        return replace(self.heaviest.cost, workspace_bytes=sum(each.values()))
+        """The heaviest block's, with the memory of all blocks together."""
+        return replace(
+            self.heaviest.cost,
+            workspace_bytes=self.workspace_bytes,
+            call_bytes=max(block.cost.call_bytes for block in self.blocks),
+        )
 
     @property
     def pad_rows(self) -> int:

@@ -11,6 +11,7 @@ from mla_decode.lowering.plan import BlockPlan, Plan, Rewrite
 from mla_decode.lowering.rewrites import native, rewrites, shapes
 from mla_decode.mask import Mask
 from mla_decode.problem import LATENT_WIDTH, ROW_WIDTH
+from mla_decode.workspace import ITEM_BYTES, core_bytes
 
 if TYPE_CHECKING:
     from mla_decode.answers import Answers
@@ -21,21 +22,38 @@ if TYPE_CHECKING:
     from mla_decode.refusal import Refusal
 
 _ANY_HEADS = range(1, 1 << 20)
-_BYTES = {"fp8": 1, "bf16": 2, "fp16": 2, "fp32": 4}
 _LSE_BYTES = 4
 _INDEX_BYTES = 4
+_ROW_OF_BYTES = 8
 
 
 def native_plan(problem: DecodeProblem, backend: Backend, device: DeviceInfo) -> Plan:
     """The plan of a backend that accepts the problem as it stands."""
     answers = answers_of(backend, device)
-    return Plan(
-        problem=problem,
-        blocks=tuple(
-            price(native(problem, query_len, mask), answers)
-            for query_len, mask in problem.blocks()
-        ),
-    )
+    blocks = [
+        price(native(problem, query_len, mask), answers)
+        for query_len, mask in problem.blocks()
+    ]
+    return _assemble(problem, blocks, answers)
+
+
+def _assemble(
+    problem: DecodeProblem, blocks: list[BlockPlan], answers: Answers
+) -> Plan:
+    """The plan of all blocks; those of one lowered problem share its inner builder."""
+    if all(block.rewrite.is_native for block in blocks):
+        held = answers.cost(problem).workspace_bytes
+    else:
+        inner = {
+            block.rewrite.lowered: block.cost.workspace_bytes - block.copy_bytes
+            for block in blocks
+        }
+        held = sum(inner.values())
+        held += sum(core_bytes(lowered, joins=False) for lowered in inner)
+        for block in blocks:
+            starts = _INDEX_BYTES * (block.rewrite.lowered.max_num_reqs + 1)
+            held += block.copy_bytes + starts
+    return Plan(problem=problem, blocks=tuple(blocks), workspace_bytes=held)
 
 
 def plan_exact(
@@ -57,7 +75,7 @@ def _plan(problem: DecodeProblem, answers: Answers) -> Plan | None:
         if best is None:
             return None
         blocks.append(best)
-    return Plan(problem=problem, blocks=tuple(blocks))
+    return _assemble(problem, blocks, answers)
 
 
 def plan_block(
@@ -150,16 +168,17 @@ def price(rewrite: Rewrite, answers: Answers) -> BlockPlan:
     cost = answers.cost(problem)
     if rewrite.is_native:
         return BlockPlan(rewrite=rewrite, cost=cost)
-    workspace, launches = cost.workspace_bytes, cost.launches
+    copy_bytes, launches = 0, cost.launches
     num_virtual = rewrite.num_virtual
     if num_virtual > 1:
-        workspace += _INDEX_BYTES * problem.max_num_reqs * (problem.table_width + 2)
+        per_request = _INDEX_BYTES * (problem.table_width + 2) + _ROW_OF_BYTES
+        copy_bytes += problem.max_num_reqs * per_request
     if rewrite.pad_rows:
         rows = problem.max_num_reqs * rewrite.kernel_rows
-        per_row = ROW_WIDTH * _BYTES[problem.q_dtype]
-        per_row += LATENT_WIDTH * _BYTES[problem.out_dtype]
+        per_row = ROW_WIDTH * ITEM_BYTES[problem.q_dtype]
+        per_row += LATENT_WIDTH * ITEM_BYTES[problem.out_dtype]
         per_row += _LSE_BYTES if problem.needs_lse else 0
-        workspace += rows * per_row
+        copy_bytes += rows * per_row
         launches += 3 if problem.needs_lse else 2
     return BlockPlan(
         rewrite=rewrite,
@@ -168,6 +187,7 @@ def price(rewrite: Rewrite, answers: Answers) -> BlockPlan:
             kv_walks=cost.kv_walks * num_virtual,
             rows=cost.rows * num_virtual,
             launches=launches,
-            workspace_bytes=workspace,
+            workspace_bytes=cost.workspace_bytes + copy_bytes,
         ),
+        copy_bytes=copy_bytes,
     )

@@ -13,7 +13,7 @@ from mla_decode.capability import (
     Support,
 )
 from mla_decode.mask import Mask
-from mla_decode.problem import KV_DTYPES, OUT_DTYPES, Q_DTYPES, ROW_WIDTH
+from mla_decode.problem import KV_DTYPES, OUT_DTYPES, Q_DTYPES
 
 if TYPE_CHECKING:
     from mla_decode.builder import MLADecodeMetadataBuilder
@@ -52,6 +52,7 @@ def _row(arch: str) -> CapabilityRow:
             if arch == "cpu"
             else Support.NOT_IMPLEMENTED,
             Feature.PAGE_STRIDE: Support.YES,
+            Feature.SPLIT_CAP: Support.YES,
         },
         source=Source.DECLARED,
     )
@@ -86,7 +87,7 @@ class ReferenceBackend(BackendBase):
             kv_walks=1,
             rows=rows,
             launches=10,
-            workspace_bytes=4 * rows * (2 * ROW_WIDTH),
+            workspace_bytes=0,
         )
 
     def evidence(self, device: DeviceInfo) -> str:
