@@ -12,13 +12,14 @@ from mla_decode.builder import GraphSupport, MLADecodeMetadataBuilder
 from mla_decode.device import as_device_info
 from mla_decode.dtypes import torch_dtype
 from mla_decode.problem import LATENT_WIDTH, ROW_WIDTH
+from mla_decode_rocm_aiter.answers import answers_for
 from mla_decode_rocm_aiter.expansion import RowUnits, expand_pages
 from mla_decode_rocm_aiter.facts import as_simulated
 from mla_decode_rocm_aiter.heads import AiterMLAHelper
 from mla_decode_rocm_aiter.library import load_library, refused
 from mla_decode_rocm_aiter.metadata import AiterMLAMetadata
 from mla_decode_rocm_aiter.ops import Schedule, build_schedule
-from mla_decode_rocm_aiter.planning import plan_problem, refuse_block
+from mla_decode_rocm_aiter.routes import Block, Route
 from mla_decode_rocm_aiter.workspace import index_entries, num_splits
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from mla_decode import DecodeProblem, DeviceInfo
     from mla_decode.builder import Validation
-    from mla_decode_rocm_aiter.routes import Route
 
 
 class AiterMLAMetadataBuilder(MLADecodeMetadataBuilder):
@@ -60,7 +60,8 @@ class AiterMLAMetadataBuilder(MLADecodeMetadataBuilder):
     ) -> None:
 
         described = as_simulated(as_device_info(device))
-        self.facts, self.routes = plan_problem(problem, described)
+        self.answers = answers_for(described)
+        self.routes = self.answers.routes(problem)
         super().__init__(problem, described, validate=validate)
         self.library = load_library(described)
         if problem.needs_non_causal:
@@ -164,7 +165,8 @@ class AiterMLAMetadataBuilder(MLADecodeMetadataBuilder):
         if route is not None:
             return route
         mask = Mask.CAUSAL if causal else Mask.NON_CAUSAL
-        reasons = refuse_block(self.facts, self.problem, q, mask)
+        found = self.answers.block(Block.of(self.problem, q, mask))
+        reasons = [] if isinstance(found, Route) else list(found)
         sized = sorted({length for length, _ in self.routes})
         reasons.append(
             Refusal(
@@ -232,19 +234,36 @@ class AiterMLAMetadataBuilder(MLADecodeMetadataBuilder):
             "reduce_final_map",
             "reduce_partial_map",
         )
-        found = self.library.metadata_info(
-            requests,
-            q,
-            self.padded_heads,
-            self.dtype_q,
-            self.dtype_kv,
-            is_sparse=False,
-            fast_mode=True,
-        )
+        try:
+            found = self.library.metadata_info(
+                requests,
+                q,
+                self.padded_heads,
+                self.dtype_q,
+                self.dtype_kv,
+                is_sparse=False,
+                fast_mode=True,
+            )
+        except AssertionError as error:  # AITER's own, often without a word
+            raise refused(self._unsized(requests, q, error)) from error
         return [
             (name, ((shape,) if isinstance(shape, int) else tuple(shape), dtype))
             for name, (shape, dtype) in zip(names, found, strict=True)
         ]
+
+    def _unsized(self, requests: int, q: int, error: AssertionError) -> Refusal:
+        heads, padded = self.problem.num_q_heads, self.padded_heads
+        return Refusal(
+            code=RefusalCode.VERSION,
+            message="get_mla_metadata_info_v1 asserts against a schedule that this "
+            f"release is known to make: {str(error) or 'without a message'}",
+            got=f"AITER {self.library.release}, {requests} requests, {q} tokens, "
+            f"{heads} heads ({padded} after padding), {self.dtype_q} q, "
+            f"{self.dtype_kv} cache",
+            allowed="what the release's profile says",
+            fix="reinstall amd-aiter of this version, run `mla-decode probe "
+            "rocm_aiter` on the GPU, or use triton_mla",
+        )
 
     def _schedule_of(self, requests: int, q: int) -> Schedule:
         """The buffers as views of one launch shape: the same ones at every build."""
