@@ -6,7 +6,14 @@ from aiter_steps import device_of, problem_of, serve
 from mla_decode import Dcp, Mask, RefusalCode
 from mla_decode_rocm_aiter import backend
 from mla_decode_rocm_aiter.facts import packaged_facts
-from mla_decode_rocm_aiter.routes import ROUTES, RouteKind, choose_route, wants_schedule
+from mla_decode_rocm_aiter.limits import LeavingVariables
+from mla_decode_rocm_aiter.routes import (
+    ROUTES,
+    Block,
+    RouteKind,
+    choose_route,
+    wants_schedule,
+)
 
 CAUSAL_ONLY = {
     RouteKind.UNSCHEDULED,
@@ -18,7 +25,8 @@ CAUSAL_ONLY = {
 
 def route_of(problem, arch="gfx950", release="0.1.20.post1"):
     ((q, mask),) = problem.blocks()
-    return choose_route(packaged_facts(arch, release), problem, q, mask)
+    facts = packaged_facts(arch, release)
+    return choose_route(facts, Block.of(problem, q, mask), LeavingVariables())
 
 
 @pytest.mark.parametrize(
@@ -33,8 +41,8 @@ def route_of(problem, arch="gfx950", release="0.1.20.post1"):
 )
 def test_the_causal_gate(heads, q, dtypes, wanted):
     problem = problem_of(heads, q, dtypes=dtypes)
-    assert wants_schedule(problem, q, Mask.CAUSAL) is wanted
-    assert wants_schedule(problem, q, Mask.NON_CAUSAL)
+    assert wants_schedule(Block.of(problem, q, Mask.CAUSAL)) is wanted
+    assert wants_schedule(Block.of(problem, q, Mask.NON_CAUSAL))
 
 
 @pytest.mark.parametrize("q", [2, 5, 8, 16])

@@ -10,7 +10,7 @@ from aiter_steps import Step, device_of, problem_of, serve
 from mla_decode import Mask, Refusal, RefusalCode
 from mla_decode_rocm_aiter import KernelKey, backend, resolve
 from mla_decode_rocm_aiter.facts import packaged_facts
-from mla_decode_rocm_aiter.limits import kernel_limits
+from mla_decode_rocm_aiter.limits import LeavingVariables, kernel_limits
 from mla_decode_rocm_aiter.profiles import find_profile, known_releases
 from mla_decode_rocm_aiter.simulator import SimulatedAbort, simulated
 from mla_decode_rocm_aiter.tables import packaged_tables
@@ -295,7 +295,12 @@ def test_odd_blocks_without_a_schedule_are_equal_rows(q):
     assert isinstance(reason, KernelKey)
     facts = packaged_facts("gfx942", "0.1.20.post1")
     limits = kernel_limits(
-        facts, reason, ("bf16", "bf16"), Mask.CAUSAL, persistent=False
+        facts,
+        reason,
+        ("bf16", "bf16"),
+        Mask.CAUSAL,
+        persistent=False,
+        variables=LeavingVariables(),
     )
     assert [limit.code for limit in limits] == [RefusalCode.QUERY_LEN]
     if q == 3:

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mla_decode.backend import BackendBase, CliOption, Cost
+from mla_decode.backend import BackendBase, CliOption
 from mla_decode.device import DeviceInfo
 from mla_decode.errors import ArgumentError
+from mla_decode_rocm_aiter.answers import AiterAnswers, answers_for
 from mla_decode_rocm_aiter.capability import capability_of, present_release
 from mla_decode_rocm_aiter.facts import as_simulated, assumed_release, find_facts
 from mla_decode_rocm_aiter.gates import supports_non_causal
 from mla_decode_rocm_aiter.installation import DISTRIBUTION
-from mla_decode_rocm_aiter.planning import plan_problem, problem_refusals
 from mla_decode_rocm_aiter.profiles import (
     DEFAULT_RELEASE,
     find_profile,
     known_releases,
 )
-from mla_decode_rocm_aiter.workspace import index_entries, workspace_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from mla_decode import Capability, DecodeProblem, Refusal
+    from mla_decode import Capability, Cost, DecodeProblem, Refusal
     from mla_decode.builder import MLADecodeMetadataBuilder
     from mla_decode.diagnosis import Finding
     from mla_decode.forward_check import CheckedCall
-    from mla_decode_rocm_aiter.routes import Route
 
 
 def _assume_release(device: DeviceInfo, release: str) -> DeviceInfo:
@@ -76,7 +74,7 @@ class AiterMLABackend(BackendBase):
 
     def refusals(self, problem: DecodeProblem, device: DeviceInfo) -> list[Refusal]:
         """Every reason: the declared row's, the installed AITER's, each block's."""
-        return problem_refusals(problem, as_simulated(device))
+        return self.answers(device).refusals(problem)
 
     def supports_non_causal(self, device: DeviceInfo) -> bool:
         """Whether the device's AITER decodes non-causal blocks.
@@ -87,26 +85,16 @@ class AiterMLABackend(BackendBase):
         return supports_non_causal(as_simulated(device))
 
     def cost(self, problem: DecodeProblem, device: DeviceInfo) -> Cost:
-        """What the problem's dearest block costs, by the key that it resolves to.
-
-        Workspace counts what AITER allocates at every call beside what the builder
-        keeps.
+        """What the problem's dearest block costs; see `AiterAnswers.cost`.
 
         Raises:
             BackendRefused: The problem is not served here.
         """
-        device = as_simulated(device)
-        _, routes = plan_problem(problem, device)
-        workspace = workspace_of(problem, device.arch, routes)
-        return Cost(
-            kv_walks=max(route.walks for route in routes.values()),
-            rows=max(q * route.heads for (q, _), route in routes.items()),
-            launches=max(
-                _launches(problem, q, route) for (q, _), route in routes.items()
-            ),
-            workspace_bytes=workspace.total,
-            index_entries=index_entries(problem),
-        )
+        return self.answers(device).cost(problem)
+
+    def answers(self, device: DeviceInfo) -> AiterAnswers:
+        """All that the device's AITER answers, as things stand now."""
+        return answers_for(as_simulated(device))
 
     def evidence(self, device: DeviceInfo) -> str:
         """Simulated where the device is assumed; never on AMD, anywhere."""
@@ -139,8 +127,8 @@ class AiterMLABackend(BackendBase):
 
     def kernel_names(self, problem: DecodeProblem, device: DeviceInfo) -> Sequence[str]:
         """Names of the assembly kernels that the problem's blocks resolve to."""
-        _, routes = plan_problem(problem, as_simulated(device))
-        return sorted({name for r in routes.values() for name in r.key.kernels[:1]})
+        routes = self.answers(device).routes(problem).values()
+        return sorted({name for route in routes for name in route.key.kernels[:1]})
 
     def library_versions(self, device: DeviceInfo) -> Mapping[str, str]:
         """The AITER in use."""
@@ -174,16 +162,6 @@ class AiterMLABackend(BackendBase):
         )
 
         aiter_forward(call)
-
-
-def _launches(problem: DecodeProblem, q: int, route: Route) -> int:
-    """Device kernels of one forward: AITER's two, padding, folding, and the fix-ups."""
-    launches = 2 + 1 + 2 * problem.needs_lse
-    if route.heads != problem.num_q_heads:
-        launches += 2
-    elif route.keeps_schedule and route.key.fold > 1 and q > 1:
-        launches += 4
-    return launches
 
 
 backend = AiterMLABackend()

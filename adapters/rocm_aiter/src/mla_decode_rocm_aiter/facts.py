@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mla_decode import DeviceInfo, Refusal, RefusalCode
 from mla_decode_rocm_aiter.importing import import_decode
@@ -22,9 +22,9 @@ from mla_decode_rocm_aiter.simulation import read_variable
 from mla_decode_rocm_aiter.tables import ARCHS, KernelTable, packaged_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
+    from mla_decode_rocm_aiter.answers import AiterAnswers
     from mla_decode_rocm_aiter.keys import KernelKey
+    from mla_decode_rocm_aiter.limits import LeavingVariables
     from mla_decode_rocm_aiter.resolve import Program
     from mla_decode_rocm_aiter.rules import Profile
 
@@ -47,10 +47,10 @@ class Facts:
     programs: dict[tuple[tuple[str, str], bool, bool], Program] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
-    memo: dict[Hashable, Any] = field(
+    answers: dict[LeavingVariables, AiterAnswers] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
-    """Answers about this AITER that others keep here: it lives as long as they hold."""
+    """What this AITER answers, by the environment: it lives as long as they hold."""
 
     def __post_init__(self) -> None:
         """Read the table once."""

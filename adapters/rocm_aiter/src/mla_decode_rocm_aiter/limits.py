@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mla_decode import Mask, Refusal, RefusalCode
 from mla_decode_rocm_aiter.tiling import loses_keys
@@ -15,6 +15,21 @@ if TYPE_CHECKING:
     from mla_decode_rocm_aiter.keys import KernelKey
 
 _EXACT = "use another block length, lowering='exact', or triton_mla"
+_EXPERIMENTAL, _OPUS = "AITER_ENABLE_EXPERIMENTAL", "AITER_MLA_USE_OPUS"
+
+
+class LeavingVariables(NamedTuple):
+    """The variables that make AITER leave its kernel table, at one moment."""
+
+    experimental: str = ""
+    """The value of AITER_ENABLE_EXPERIMENTAL; empty where unset or 0."""
+    opus: str = ""
+    """That of AITER_MLA_USE_OPUS."""
+
+    @classmethod
+    def read(cls) -> LeavingVariables:
+        """What the environment says now."""
+        return cls(_value(_EXPERIMENTAL), _value(_OPUS))
 
 
 def kernel_limits(
@@ -24,6 +39,7 @@ def kernel_limits(
     mask: Mask,
     *,
     persistent: bool,
+    variables: LeavingVariables,
 ) -> list[Refusal]:
     """Every reason not to trust a kernel that a call does reach."""
     causal = mask is Mask.CAUSAL
@@ -31,7 +47,7 @@ def kernel_limits(
         return [
             *_lost_keys(key, causal=causal),
             *_folded_tokens(key, causal=causal),
-            *_other_kernels(facts, key, dtypes),
+            *_other_kernels(facts, key, dtypes, variables),
         ]
     return list(_unscheduled(facts, key, dtypes))
 
@@ -62,33 +78,29 @@ def _folded_tokens(key: KernelKey, *, causal: bool) -> Iterator[Refusal]:
 
 
 def _other_kernels(
-    facts: Facts, key: KernelKey, dtypes: tuple[str, str]
+    facts: Facts, key: KernelKey, dtypes: tuple[str, str], variables: LeavingVariables
 ) -> Iterator[Refusal]:
     """Variables that make AITER leave its kernel table."""
     if dtypes != ("fp8", "fp8"):
         return
     rows = {128, 64} if facts.arch == "gfx950" else {128}
-    if _is_set("AITER_ENABLE_EXPERIMENTAL") and key.heads * key.q in rows:
-        yield _variable("AITER_ENABLE_EXPERIMENTAL", key)
-    if facts.arch == "gfx950" and _is_set("AITER_MLA_USE_OPUS") and facts.has_causal:
-        yield _variable("AITER_MLA_USE_OPUS", key)
+    if variables.experimental and key.heads * key.q in rows:
+        yield _variable(_EXPERIMENTAL, variables.experimental, key)
+    if facts.arch == "gfx950" and variables.opus and facts.has_causal:
+        yield _variable(_OPUS, variables.opus, key)
 
 
-def leaving_variables() -> tuple[bool, bool]:
-    """Whether AITER_ENABLE_EXPERIMENTAL and AITER_MLA_USE_OPUS are set."""
-    return _is_set("AITER_ENABLE_EXPERIMENTAL"), _is_set("AITER_MLA_USE_OPUS")
+def _value(variable: str) -> str:
+    value = os.environ.get(variable, "").strip()
+    return "" if value == "0" else value
 
 
-def _is_set(variable: str) -> bool:
-    return os.environ.get(variable, "0").strip() not in {"", "0"}
-
-
-def _variable(name: str, key: KernelKey) -> Refusal:
+def _variable(name: str, value: str, key: KernelKey) -> Refusal:
     return Refusal(
         code=RefusalCode.FEATURE,
         message=f"{name} makes AITER leave its kernel table for kernels that nobody "
         "has read, or that are not there",
-        got=f"{name}={os.environ[name]}, {key.heads} heads, {key.q} tokens",
+        got=f"{name}={value}, {key.heads} heads, {key.q} tokens",
         allowed=f"{name} unset or 0",
         fix=f"unset {name}",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from mla_decode import (
@@ -12,111 +13,51 @@ from mla_decode import (
     RefusalCode,
 )
 from mla_decode_rocm_aiter.capability import CAPABILITY
-from mla_decode_rocm_aiter.facts import Facts, find_facts
 from mla_decode_rocm_aiter.gates import arch_has_non_causal
-from mla_decode_rocm_aiter.library import outdated, refused
-from mla_decode_rocm_aiter.limits import leaving_variables
+from mla_decode_rocm_aiter.library import outdated
 from mla_decode_rocm_aiter.profiles import first_release_with_causal
-from mla_decode_rocm_aiter.routes import Route, choose_route
+from mla_decode_rocm_aiter.routes import Block, Route, choose_route
 from mla_decode_rocm_aiter.workspace import LARGEST_INDEX_BYTES, index_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mla_decode import DecodeProblem
+    from mla_decode_rocm_aiter.facts import Facts
+    from mla_decode_rocm_aiter.limits import LeavingVariables
 
-Routes = dict[tuple[int, bool], Route]
-
-
-def plan_problem(problem: DecodeProblem, device: DeviceInfo) -> tuple[Facts, Routes]:
-    """The way of every block of a problem.
-
-    Raises:
-        OutdatedLibraryError: Only a newer AITER has a mask on this arch.
-        BackendRefused: With every reason.
-    """
-    facts = find_facts(device)
-    if isinstance(facts, Refusal) or CAPABILITY.row(device.arch) is None:
-        raise refused(*problem_refusals(problem, device))
-    reasons, routes = _plan(facts, problem)
-    needs_mask = problem.needs_non_causal and arch_has_non_causal(device.arch)
-    if needs_mask and not facts.has_causal:
-        raise outdated(facts.release)
-    if reasons:
-        raise refused(*reasons)
-    return facts, routes
+_assumed = lru_cache(maxsize=8)(DeviceInfo.assume)
 
 
-def problem_refusals(problem: DecodeProblem, device: DeviceInfo) -> list[Refusal]:
-    """Every reason why AITER cannot serve a problem on a device; empty: it can."""
-    if CAPABILITY.row(device.arch) is None:
-        return CAPABILITY.refusals(problem, device)
-    facts = find_facts(device)
-    if isinstance(facts, Refusal):
-        return [*_declared(problem, device.arch), facts]
-    return list(_plan(facts, problem)[0])
-
-
-def _plan(facts: Facts, problem: DecodeProblem) -> tuple[tuple[Refusal, ...], Routes]:
-    """Reasons and routes, made once a problem: a planner asks often."""
-    key = (problem, leaving_variables())
-    known: tuple[tuple[Refusal, ...], Routes] | None = facts.memo.get(key)
-    if known is not None:
-        return known
-    reasons = dict.fromkeys(
-        [*_declared(problem, facts.arch), *_non_causal_gates(facts, problem)]
-    )
-    routes: Routes = {}
-    for q, mask in problem.blocks():
-        found = _plan_block(facts, problem, q, mask)
-        if isinstance(found, Route):
-            routes[q, mask is Mask.CAUSAL] = found
-        else:
-            reasons |= dict.fromkeys(found)
-    known = (tuple(reasons), routes)
-    if facts.profile is not None:
-        facts.memo[key] = known
-    return known
-
-
-def _declared(problem: DecodeProblem, arch: str) -> list[Refusal]:
+def declared_refusals(problem: DecodeProblem, arch: str) -> list[Refusal]:
     """Reasons that hold whatever AITER is installed."""
-    device = DeviceInfo.assume(arch)
-    return [
-        *CAPABILITY.refusals(problem, device),
-        *_fp16(problem),
-        *_index_list(problem),
-    ]
+    found = CAPABILITY.refusals(problem, _assumed(arch))
+    if CAPABILITY.row(arch) is not None:
+        found += [*_fp16(problem), *_index_list(problem)]
+    return found
 
 
-def refuse_block(
-    facts: Facts, problem: DecodeProblem, q: int, mask: Mask
-) -> list[Refusal]:
-    """Why one block cannot be served, for a batch outside the problem."""
-    found = _plan_block(facts, problem, q, mask)
-    return [] if isinstance(found, Route) else found
-
-
-def _plan_block(
-    facts: Facts, problem: DecodeProblem, q: int, mask: Mask
+def plan_block(
+    facts: Facts, block: Block, variables: LeavingVariables
 ) -> Route | list[Refusal]:
     """A block's way, or its reasons beside those that the declared row gives."""
     row = CAPABILITY.row(facts.arch)
-    dtypes = (problem.q_dtype, problem.kv_dtype)
-    if row is None or dtypes not in row.dtypes:
+    if row is None or block.dtypes not in row.dtypes:
         return []
-    if problem.num_q_heads not in row.num_q_heads:
+    if block.num_q_heads not in row.num_q_heads:
         return []
-    lacks_lse = problem.needs_lse and not _has_lse(facts, dtypes)
-    if mask is Mask.NON_CAUSAL and not facts.has_non_causal_kernels:
-        return [_no_lse(facts, dtypes)] if lacks_lse else []
-    if q not in row.query_lens.get(mask, ()):
+    lacks_lse = block.needs_lse and not _has_lse(facts, block.dtypes)
+    if block.mask is Mask.NON_CAUSAL and not facts.has_non_causal_kernels:
+        return [_no_lse(facts, block.dtypes)] if lacks_lse else []
+    if block.q not in row.query_lens.get(block.mask, ()):
         return []
-    found = choose_route(facts, problem, q, mask)
+    found = choose_route(facts, block, variables)
     if isinstance(found, Route):
         return found
     is_named = any(reason.code is RefusalCode.LSE for reason in found)
-    return [*found, _no_lse(facts, dtypes)] if lacks_lse and not is_named else found
+    if lacks_lse and not is_named:
+        return [*found, _no_lse(facts, block.dtypes)]
+    return found
 
 
 def _has_lse(facts: Facts, dtypes: tuple[str, str]) -> bool:
@@ -161,7 +102,7 @@ def _index_list(problem: DecodeProblem) -> Iterator[Refusal]:
         )
 
 
-def _non_causal_gates(facts: Facts, problem: DecodeProblem) -> Iterator[Refusal]:
+def non_causal_gates(facts: Facts, problem: DecodeProblem) -> Iterator[Refusal]:
     """Signature, then kernel table; the arch's own gate is its declared row."""
     if not problem.needs_non_causal or not arch_has_non_causal(facts.arch):
         return

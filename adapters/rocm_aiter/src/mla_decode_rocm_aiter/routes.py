@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mla_decode import Mask, Refusal, RefusalCode
 from mla_decode_rocm_aiter.heads import AiterMLAHelper
 from mla_decode_rocm_aiter.keys import KernelKey
-from mla_decode_rocm_aiter.limits import kernel_limits, leaving_variables
+from mla_decode_rocm_aiter.limits import kernel_limits
 from mla_decode_rocm_aiter.walks import kv_walks
 
 if TYPE_CHECKING:
@@ -18,6 +18,41 @@ if TYPE_CHECKING:
 
     from mla_decode import DecodeProblem
     from mla_decode_rocm_aiter.facts import Facts
+    from mla_decode_rocm_aiter.limits import LeavingVariables
+
+
+class Block(NamedTuple):
+    """One block of a problem: everything of it that a route depends on."""
+
+    num_q_heads: int
+    q_dtype: str
+    kv_dtype: str
+    needs_lse: bool
+    q: int
+    """Query tokens."""
+    mask: Mask
+
+    @classmethod
+    def of(cls, problem: DecodeProblem, q: int, mask: Mask) -> Block:
+        """A block of a problem."""
+        return cls(
+            problem.num_q_heads,
+            problem.q_dtype,
+            problem.kv_dtype,
+            problem.needs_lse,
+            q,
+            mask,
+        )
+
+    @property
+    def dtypes(self) -> tuple[str, str]:
+        """Of the query and of the cache."""
+        return self.q_dtype, self.kv_dtype
+
+    @property
+    def heads(self) -> int:
+        """Heads that AITER is given."""
+        return AiterMLAHelper.get_actual_mla_num_heads(self.num_q_heads)
 
 
 class RouteKind(str, enum.Enum):
@@ -70,93 +105,84 @@ class Route:
         return self.kind is RouteKind.SCHEDULED
 
 
-def wants_schedule(problem: DecodeProblem, q: int, mask: Mask) -> bool:
+def wants_schedule(block: Block) -> bool:
     """The gate of the persistent schedule.
 
     A non-causal block always has one: nothing else carries its mask. A causal block
     has one for 16 heads and more, for up to 4 tokens, and over an fp8 cache.
     """
     return (
-        mask is Mask.NON_CAUSAL
-        or problem.num_q_heads >= 16
-        or q <= 4
-        or problem.kv_dtype == "fp8"
+        block.mask is Mask.NON_CAUSAL
+        or block.num_q_heads >= 16
+        or block.q <= 4
+        or block.kv_dtype == "fp8"
     )
 
 
 def choose_route(
-    facts: Facts, problem: DecodeProblem, q: int, mask: Mask
+    facts: Facts, block: Block, variables: LeavingVariables
 ) -> Route | list[Refusal]:
     """The way of a block, or every reason why it has none.
 
     Of the ways that have a kernel, the one with the fewest KV walks is taken; among
     equals the gate's. A one-token block sees every key under either mask.
     """
-    if q == 1:
-        mask = Mask.CAUSAL
+    if block.q == 1:
+        block = block._replace(mask=Mask.CAUSAL)
     gate = RouteKind.SCHEDULED
-    if not wants_schedule(problem, q, mask):
+    if not wants_schedule(block):
         gate = RouteKind.UNSCHEDULED
-    kinds = [kind for kind in ROUTES[mask] if kind in TAKEN]
+    kinds = [kind for kind in ROUTES[block.mask] if kind in TAKEN]
     found: list[Route] = []
     refused: list[Refusal] = []
     for kind in sorted(kinds, key=lambda kind: kind is not gate):
-        route = _try_once(facts, problem, q, mask, kind)
+        route = _try(facts, block, kind, variables)
         if isinstance(route, Route):
             found.append(route)
         else:
             refused.extend(route)
     if found:
         return min(found, key=lambda route: route.walks)
-    return (
-        refused[:1]
-        if not _is_fp8_pair(facts, problem, q, mask)
-        else _two_token(facts, problem, refused)
-    )
-
-
-def _try_once(
-    facts: Facts, problem: DecodeProblem, q: int, mask: Mask, kind: RouteKind
-) -> Route | list[Refusal]:
-    """A way of a block, remembered for as long as the facts and variables stand."""
-    asked = (problem.num_q_heads, problem.q_dtype, problem.kv_dtype, problem.needs_lse)
-    key = (asked, q, mask, kind, leaving_variables())
-    found: Route | list[Refusal] | None = facts.memo.get(key)
-    if found is None:
-        found = _try(facts, problem, q, mask, kind)
-        if facts.profile is not None:
-            facts.memo[key] = found
-    return found
+    if _is_fp8_pair(facts, block):
+        return _two_token(facts, block, refused)
+    return refused[:1]
 
 
 def _try(
-    facts: Facts, problem: DecodeProblem, q: int, mask: Mask, kind: RouteKind
+    facts: Facts, block: Block, kind: RouteKind, variables: LeavingVariables
 ) -> Route | list[Refusal]:
-    heads = AiterMLAHelper.get_actual_mla_num_heads(problem.num_q_heads)
-    dtypes = (problem.q_dtype, problem.kv_dtype)
+    heads, dtypes = block.heads, block.dtypes
     persistent = kind is RouteKind.SCHEDULED
     if facts.profile is None:
-        return probed_route(facts, problem, q, mask, kind)
+        return probed_route(facts, block, kind)
     found = facts.resolve(
         heads,
-        q,
+        block.q,
         dtypes,
         persistent=persistent,
-        causal=mask is Mask.CAUSAL,
-        lse=problem.needs_lse,
+        causal=block.mask is Mask.CAUSAL,
+        lse=block.needs_lse,
     )
     if isinstance(found, Refusal):
-        return [found]
-    limits = kernel_limits(facts, found, dtypes, mask, persistent=persistent)
+        return [_in_own_heads(found, block)]
+    limits = kernel_limits(
+        facts, found, dtypes, block.mask, persistent=persistent, variables=variables
+    )
     if limits:
-        return limits
+        return [_in_own_heads(limit, block) for limit in limits]
     walks = kv_walks(facts.profile, facts.arch, dtypes, found, persistent=persistent)
     return Route(kind=kind, key=found, heads=heads, walks=walks)
 
 
-def probed_route(
-    facts: Facts, problem: DecodeProblem, q: int, mask: Mask, kind: RouteKind
-) -> Route | list[Refusal]:
+def _in_own_heads(reason: Refusal, block: Block) -> Refusal:
+    """The reason with the model's heads beside those that AITER would be given."""
+    if block.heads == block.num_q_heads:
+        return reason
+    padded = f"{block.num_q_heads} heads, {block.heads} after padding"
+    return replace(reason, got=f"{padded}; {reason.got}")
+
+
+def probed_route(facts: Facts, block: Block, kind: RouteKind) -> Route | list[Refusal]:
     """The way of a block on a release that nobody has read: what a probe saw work.
 
     Walks and folds are unknown and counted at their worst.
@@ -168,15 +194,15 @@ def probed_route(
     )
     from mla_decode_rocm_aiter.probe.shapes import ProbeShape  # noqa: PLC0415 - as above
 
-    heads = AiterMLAHelper.get_actual_mla_num_heads(problem.num_q_heads)
-    causal = mask is Mask.CAUSAL
+    heads, q = block.heads, block.q
+    causal = block.mask is Mask.CAUSAL
     shape = ProbeShape(
         heads=heads,
         q=q,
-        q_dtype=problem.q_dtype,
-        kv_dtype=problem.kv_dtype,
+        q_dtype=block.q_dtype,
+        kv_dtype=block.kv_dtype,
         causal=causal,
-        lse=problem.needs_lse,
+        lse=block.needs_lse,
     )
     path = record_path(facts.release, facts.arch, driver_version())
     seen = read_record(path).get(shape)
@@ -187,7 +213,7 @@ def probed_route(
             qseqlen=q,
             causal=int(causal),
             persistent=True,
-            lse=problem.needs_lse,
+            lse=block.needs_lse,
             heads=16,
             q=q,
             fold=groups,
@@ -209,27 +235,25 @@ def probed_route(
     ]
 
 
-def _is_fp8_pair(facts: Facts, problem: DecodeProblem, q: int, mask: Mask) -> bool:
+def _is_fp8_pair(facts: Facts, block: Block) -> bool:
     return (
         facts.has_non_causal_kernels
-        and mask is Mask.NON_CAUSAL
-        and q == 2
-        and problem.kv_dtype == "fp8"
+        and block.mask is Mask.NON_CAUSAL
+        and block.q == 2
+        and block.kv_dtype == "fp8"
     )
 
 
-def _two_token(
-    facts: Facts, problem: DecodeProblem, refused: list[Refusal]
-) -> list[Refusal]:
+def _two_token(facts: Facts, block: Block, refused: list[Refusal]) -> list[Refusal]:
     """The hole that engines know: say it in their words, with the padded heads."""
-    heads = AiterMLAHelper.get_actual_mla_num_heads(problem.num_q_heads)
-    first = refused[0]
+    first, heads = refused[0], block.num_q_heads
+    unpadded = "" if heads != block.heads else f"{heads} heads, {heads} after padding; "
     return [
         Refusal(
             code=first.code,
             message="AITER has no non-causal kernel for this 2-token block over an fp8 "
             f"cache: {first.message}",
-            got=f"{problem.num_q_heads} heads, {heads} after padding; {first.got}",
+            got=unpadded + first.got,
             allowed=f"{_fp8_pair_heads(facts)} heads after padding, or another length",
             fix="lower it with lowering='exact' (3 tokens have kernels), or draft with "
             "triton_mla",

@@ -71,8 +71,12 @@ class Drift:
 def find_drift(facts: Facts, results: Iterable[ProbeResult]) -> Drift:
     """Compare a probe with the profile of the probed release."""
     from mla_decode import Mask, Refusal  # noqa: PLC0415 - beside the adapter's own
-    from mla_decode_rocm_aiter.limits import kernel_limits  # noqa: PLC0415 - as above
+    from mla_decode_rocm_aiter.limits import (  # noqa: PLC0415 - as above
+        LeavingVariables,
+        kernel_limits,
+    )
 
+    variables = LeavingVariables.read()
     defects: list[ProbeResult] = []
     stale: list[ProbeResult] = []
     for result in results:
@@ -92,7 +96,9 @@ def find_drift(facts: Facts, results: Iterable[ProbeResult]) -> Drift:
                 stale.append(result)
             continue
         mask = Mask.CAUSAL if shape.causal else Mask.NON_CAUSAL
-        is_limited = bool(kernel_limits(facts, found, dtypes, mask, persistent=True))
-        if not works and not is_limited:
+        limits = kernel_limits(
+            facts, found, dtypes, mask, persistent=True, variables=variables
+        )
+        if not works and not limits:
             defects.append(result)
     return Drift(defects=tuple(defects), stale=tuple(stale))
