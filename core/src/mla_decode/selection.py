@@ -208,7 +208,7 @@ def _first_plan(
         if over is None:
             return plan, []
         further.append(over)
-    if not further and lowering == "exact":
+    if not further and lowering == "exact" and not problem.batch_invariant:
         further = nearest_refusals(problem, backend, device)
     return None, further
 
@@ -221,8 +221,14 @@ def _plans(
     *,
     native: bool,
 ) -> Iterator[Plan]:
-    """The plans of a backend, its cheapest first."""
-    exact = plan_exact(problem, backend, device) if lowering == "exact" else None
+    """The plans of a backend, its cheapest first.
+
+    No rewrite keeps a token's bits from block length to block length: each length may
+    become a problem of its own.
+    """
+    exact = None
+    if lowering == "exact" and not problem.batch_invariant:
+        exact = plan_exact(problem, backend, device)
     if exact is not None:
         yield exact
     if native and (exact is None or exact.kind != "native"):

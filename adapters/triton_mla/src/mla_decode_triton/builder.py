@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from mla_decode.batch import QueryLenSupport
 from mla_decode.builder import GraphSupport, MLADecodeMetadataBuilder
 from mla_decode.errors import BackendRefused
-from mla_decode.metadata import DecodeMetadata
+from mla_decode.metadata import DecodeMetadata, StepFacts
 from mla_decode.problem import LATENT_WIDTH
 from mla_decode_triton.capability import CAPABILITY
 from mla_decode_triton.launching import BoundStep, Launcher
@@ -30,6 +30,18 @@ class TritonMLAMetadata(DecodeMetadata):
     """One step's batch and the launches that serve it."""
 
     step: BoundStep
+
+    def facts(self) -> StepFacts:
+        """The launches of one forward."""
+        builder = cast("TritonMLAMetadataBuilder", self.builder)
+        step = self.step
+        launches = 1 if step.merge is None else 2
+        return StepFacts(
+            kernels=("decode_kernel", "merge_kernel")[:launches],
+            num_q_heads=builder.problem.num_q_heads,
+            query_len=self.query_len,
+            max_splits=step.num_splits,
+        )
 
 
 class TritonMLAMetadataBuilder(MLADecodeMetadataBuilder):

@@ -36,6 +36,8 @@ def _row(tiles: ArchTiles) -> CapabilityRow:
             Feature.DCP: Support.YES,
             Feature.GRAPHS: Support.YES,
             Feature.PAGE_STRIDE: Support.YES,
+            Feature.SPLIT_CAP: Support.YES,
+            Feature.BATCH_INVARIANCE: Support.YES,
         },
         source=Source.DECLARED,
         max_num_reqs=MAX_NUM_REQS,

@@ -99,6 +99,7 @@ class Launcher:
             plan.tile,
             causal=causal and query_len > 1,
             is_split=plan.num_splits > 1,
+            tiles_per_split=plan.tiles_per_split,
         )
         kernel, held = self._kernels.decode, self._decode.get(decode)
         bound_decode = self._bind(kernel, held, decode, plan.grid)
@@ -219,6 +220,7 @@ class Launcher:
                     plan.tile,
                     causal=mask is Mask.CAUSAL and query_len > 1,
                     is_split=is_split,
+                    tiles_per_split=plan.tiles_per_split,
                 )
                 if decode not in self._decode:
                     self._decode[decode] = self._compile_decode(decode)

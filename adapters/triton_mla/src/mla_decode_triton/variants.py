@@ -31,6 +31,8 @@ class DecodeVariant:
     operand: str
     """What the matrix unit multiplies: ``bf16`` or ``fp16``."""
     widens_fp8_in_ptx: bool
+    tiles_per_split: int = 0
+    """Of every split, whatever a request's length; 0: an equal share of its tiles."""
 
     @classmethod
     def of(
@@ -41,6 +43,7 @@ class DecodeVariant:
         *,
         causal: bool,
         is_split: bool,
+        tiles_per_split: int = 0,
     ) -> DecodeVariant:
         """The variant of one mask and tile of a problem."""
         widens = problem.kv_dtype == "fp8" and arch.widens_fp8_in_ptx
@@ -52,6 +55,7 @@ class DecodeVariant:
             needs_lse=problem.needs_lse,
             operand=tile.widened if widens else problem.q_dtype,
             widens_fp8_in_ptx=widens,
+            tiles_per_split=tiles_per_split if is_split else 0,
         )
 
     def constants(self, *, interpreted: bool) -> dict[str, Any]:
@@ -71,6 +75,7 @@ class DecodeVariant:
             "WIDEN_IN_PTX": self.widens_fp8_in_ptx and not interpreted,
             "SCALE_ROWS": self.widens_fp8_in_ptx and self.operand == "fp16",
             "UPCAST": interpreted,
+            "TILES_PER_SPLIT": self.tiles_per_split,
         }
 
     @property

@@ -204,6 +204,7 @@ def decode_kernel(
     WIDEN_IN_PTX: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     UPCAST: tl.constexpr,
+    TILES_PER_SPLIT: tl.constexpr,
 ):
     """Attend one tile of rows over one split of its request's KV.
 
@@ -219,7 +220,10 @@ def decode_kernel(
     request = tl.program_id(2)
     seq_len = tl.load(seq_lens_ptr + request)
     num_tiles = (seq_len + BLOCK_TOKENS - 1) // BLOCK_TOKENS
-    share = (num_tiles + num_splits - 1) // num_splits
+    if TILES_PER_SPLIT:
+        share = TILES_PER_SPLIT
+    else:
+        share = (num_tiles + num_splits - 1) // num_splits
     first = split * share
     last = tl.minimum(first + share, num_tiles)
 
