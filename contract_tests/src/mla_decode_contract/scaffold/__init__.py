@@ -1,0 +1,1 @@
+"""A new adapter distribution, conformant over its simulator from the first minute."""
