@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mla_decode_contract.catalogue import CASES
+from mla_decode_contract.scaffold.command import new
 from mla_decode_contract.verdict import (
     EXIT_CONFORMANT,
     EXIT_FAILED,
@@ -33,6 +34,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(new)
 _CLICK_USAGE = 2
 
 
