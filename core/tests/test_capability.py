@@ -71,6 +71,13 @@ def test_refuses_one_field_with_what_was_asked_and_what_is_allowed(
     assert reason.fix
 
 
+def test_a_head_count_is_refused_with_the_width_that_it_may_be_padded_to():
+    (reason,) = refusals(num_q_heads=17)
+    assert "pads to 32 heads (1.88 times the rows)" in reason.fix
+    (reason,) = refusals(num_q_heads=129)
+    assert "pads" not in reason.fix
+
+
 def test_collects_every_reason_and_not_the_first():
     found = refusals(
         q_dtype="fp16", out_dtype="fp32", page_size=2, num_q_heads=1, graphs=True

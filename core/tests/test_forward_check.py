@@ -252,6 +252,16 @@ def test_metadata_of_an_earlier_build_is_stale_even_for_a_known_geometry(
         call(plain_backend, step, metadata)
 
 
+@pytest.mark.parametrize("name", ["block_table", "seq_lens", "query_start_loc"])
+def test_metadata_whose_tensor_was_exchanged_is_stale(plain_backend, planned, name):
+    step, metadata = planned()
+    call(plain_backend, step, metadata)
+    setattr(metadata, name, getattr(metadata, name).clone())
+    with pytest.raises(StaleMetadataError, match="exchanged") as caught:
+        call(plain_backend, step, metadata)
+    assert "call build" in caught.value.fix
+
+
 def test_all_layers_of_a_step_share_one_metadata(plain_backend, planned):
     step, metadata = planned()
     for layer in range(3):

@@ -242,6 +242,11 @@ class MLADecodeMetadataBuilder(abc.ABC):
         metadata.query_len = query_len
         metadata.builder = self
         metadata.generation = self.generation
+        metadata.bound = (
+            metadata.block_table,
+            metadata.seq_lens,
+            metadata.query_start_loc,
+        )
         metadata.last_page = last_page
         return metadata
 

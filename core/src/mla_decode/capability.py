@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 IntSet = range | frozenset[int]
 """The two readable ways to say which numbers are allowed."""
 
+PAD_WIDTHS = (16, 32, 48, 64, 80, 96, 112, 128)
+"""Head counts that rows are padded to by a lowering: the widths that MLA kernels have."""
+
 
 class Support(enum.Enum):
     """Whether a feature is there, and if not, whose turn it is."""
@@ -185,7 +188,7 @@ def _shape_refusals(row: CapabilityRow, problem: DecodeProblem) -> Iterator[Refu
             "No kernel for this number of query heads",
             problem.num_q_heads,
             describe(row.num_q_heads),
-            "change the tensor-parallel size, or use another backend",
+            _heads_fix(row, problem.num_q_heads),
         )
     for name in ("max_num_reqs", "max_model_len"):
         limit = getattr(row, name)
@@ -197,6 +200,19 @@ def _shape_refusals(row: CapabilityRow, problem: DecodeProblem) -> Iterator[Refu
                 f"{name} <= {limit}",
                 f"lower {name}, or use another backend",
             )
+
+
+def _heads_fix(row: CapabilityRow, heads: int) -> str:
+    """What to do about a head count: which width it may be padded to, and its price."""
+    fix = "change the tensor-parallel size, or use another backend"
+    wider = (n for n in PAD_WIDTHS if n > heads and n in row.num_q_heads)
+    width = next(wider, None)
+    if width is None:
+        return fix
+    return (
+        f'opt in to lowering="exact", which pads to {width} heads '
+        f"({width / heads:.3g} times the rows), or {fix}"
+    )
 
 
 def _block_refusals(row: CapabilityRow, problem: DecodeProblem) -> Iterator[Refusal]:

@@ -94,6 +94,8 @@ class DecodeMetadata:
     """Q of a uniform batch; 0 where the batch is ragged."""
     builder: MLADecodeMetadataBuilder | None = field(default=None, init=False)
     generation: int = field(default=-1, init=False)
+    bound: tuple[Tensor, ...] = field(default=(), init=False)
+    """The three tensors above as they were built: others may not take their place."""
     last_page: int = field(default=-1, init=False)
     """The highest used table slot, known under ``validate="device"`` only."""
     geometry: object = field(default=None, init=False)
@@ -116,7 +118,8 @@ class DecodeMetadata:
         """The builder that made this, if this is its newest metadata.
 
         Raises:
-            StaleMetadataError: A later build replaced it, or no builder made it.
+            StaleMetadataError: A later build replaced it, no builder made it, or one of
+                its tensors was exchanged.
         """
         builder = self.builder
         if builder is None or builder.generation != self.generation:
@@ -127,5 +130,18 @@ class DecodeMetadata:
                 got=f"metadata #{self.generation}, newest {newest}",
                 allowed="the metadata that the builder's last build returned",
                 fix="call build for this step and pass what it returns to every layer",
+            )
+        table, lens, starts = self.bound
+        if (
+            self.seq_lens is not lens
+            or self.block_table is not table
+            or self.query_start_loc is not starts
+        ):
+            raise StaleMetadataError(
+                "A tensor of the metadata was exchanged after its build: the schedule, "
+                "and graphs that recorded it, still read the one that was built.",
+                got="another block_table, seq_lens or query_start_loc",
+                allowed="the tensors that the build put there",
+                fix="call build for the new lengths: it refreshes what graphs read",
             )
         return builder
