@@ -15,6 +15,7 @@ import platform
 import shutil
 import sys
 import sysconfig
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -177,6 +178,23 @@ def contract(session: nox.Session) -> None:
     python = shared(session, "test")
     names, options = _split_posargs(session)
     _run_all(session, python, _chosen(session, CPU_RUNS, names), options)
+
+
+@nox.session(venv_backend="none", tags=["cpu"])
+def scaffold(session: nox.Session) -> None:
+    """Hold the adapter that `mla-decode-contract new` writes to our own style and types."""
+    python = shared(session, "test", "lint", "types")
+    # Outside of the repository, whose ignored folders ruff would pass over in silence.
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder)
+        session.run(_script(python, "mla-decode-contract"), "new", "toy_mla", folder)
+        session.run(python, "-m", "ruff", "check", "--no-cache", folder)
+        session.run(python, "-m", "ruff", "format", "--no-cache", "--check", folder)
+        session.run(
+            *(python, "-m", "mypy", "--config-file", str(made / "pyproject.toml")),
+            *(str(made / "src"), str(made / "tests")),
+            env={"MYPYPATH": str(made / "src")},
+        )
 
 
 @nox.session(venv_backend="none", tags=["cpu"])
