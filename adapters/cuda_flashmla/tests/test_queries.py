@@ -7,6 +7,7 @@ import torch
 
 from mla_decode import Mask, MLADecoder
 from mla_decode.reference.oracle import decode_oracle
+from mla_decode.workspace import core_bytes, held_bytes
 from mla_decode_cuda_flashmla import backend
 
 
@@ -34,7 +35,10 @@ def test_a_pair_is_joined(kit):
         pair, step.kv, builder.build(step.common), softmax_scale=kit.SCALE
     )
     kit.check(output, step)
-    assert backend.cost(problem, kit.assumed()).workspace_bytes == 8 * 2 * 16 * 576 * 2
+    joined = 8 * 2 * 16 * 576 * 2
+    assert core_bytes(problem, joins=True) - core_bytes(problem, joins=False) == joined
+    own = backend.cost(problem, kit.assumed()).workspace_bytes
+    assert held_bytes(builder) == core_bytes(problem, joins=True) + own
 
 
 def test_pages_may_lie_apart(kit):

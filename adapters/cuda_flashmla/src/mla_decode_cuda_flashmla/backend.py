@@ -13,12 +13,12 @@ from mla_decode_cuda_flashmla.library import library_for
 from mla_decode_cuda_flashmla.limits import (
     ARCH,
     CAPABILITY,
-    H200_SMS,
+    KERNELS,
     TILE_ROWS,
-    joined_query_bytes,
     num_sm_parts,
 )
-from mla_decode_cuda_flashmla.refusals import refusals
+from mla_decode_cuda_flashmla.refusals import count_sms, refusals
+from mla_decode_cuda_flashmla.workspace import builder_bytes, call_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,16 +65,19 @@ class FlashMLABackend(FlashMLAForward):
 
     def cost(self, problem: DecodeProblem, device: DeviceInfo) -> Cost:
         """One walk a tile of 64 rows; attention and combine, and one more for LSE."""
-        del device
+        num_sms = count_sms(device)
         rows = problem.max_query_len * problem.num_q_heads
         tiles = -(-rows // TILE_ROWS)
-        parts = num_sm_parts(rows, H200_SMS)
+        parts = num_sm_parts(rows, num_sms)
         return Cost(
             kv_walks=tiles,
             rows=tiles * TILE_ROWS,
             launches=3 if problem.needs_lse else 2,
-            workspace_bytes=joined_query_bytes(problem),
+            workspace_bytes=builder_bytes(
+                problem, serves_empty_rows=_serves_empty_rows(problem, device)
+            ),
             index_entries=8 * parts + problem.max_num_reqs + 1,
+            call_bytes=call_bytes(problem, num_sms),
         )
 
     def evidence(self, device: DeviceInfo) -> str:
@@ -124,14 +127,13 @@ class FlashMLABackend(FlashMLAForward):
     ) -> tuple[str, ...]:
         """The device kernels of one call, as a profiler prints them."""
         del device
-        if problem.q_dtype == "fp8":
-            return (
-                "get_mla_metadata_kernel",
-                "flash::flash_fwd_splitkv_mla_kernel",
-                "flash::flash_fwd_splitkv_mla_combine_kernel",
-            )
-        return (
-            "get_mla_metadata_kernel",
-            "sm90::flash_fwd_splitkv_mla_kernel",
-            "flash_fwd_mla_combine_kernel",
-        )
+        return KERNELS[problem.q_dtype]
+
+
+def _serves_empty_rows(problem: DecodeProblem, device: DeviceInfo) -> bool:
+    """Whether the form in use needs no copies; False, the larger, where none is."""
+    try:
+        kernel = library_for(device).decode_for(problem.q_dtype)
+    except LibraryRefused:
+        return False
+    return kernel is not None and kernel.serves_empty_rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -11,13 +11,14 @@ from mla_decode.batch import QueryLenSupport
 from mla_decode.builder import GraphSupport, MLADecodeMetadataBuilder
 from mla_decode.dtypes import torch_dtype
 from mla_decode.errors import BackendRefused
-from mla_decode.metadata import DecodeMetadata
+from mla_decode.metadata import DecodeMetadata, StepFacts
 from mla_decode.problem import LATENT_WIDTH, ROW_WIDTH
 from mla_decode_cuda_flashmla.caches import CheckedCaches
 from mla_decode_cuda_flashmla.capture import current_capture, simulated_capture
 from mla_decode_cuda_flashmla.inspection import LibraryRefused
 from mla_decode_cuda_flashmla.library import library_for
-from mla_decode_cuda_flashmla.refusals import refusals
+from mla_decode_cuda_flashmla.limits import KERNELS, num_sm_parts
+from mla_decode_cuda_flashmla.refusals import count_sms, refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +54,18 @@ class FlashMLAMetadata(DecodeMetadata):
     """Tells the graph capture that a call is part of."""
     calls: dict[int, BoundDecode] = field(default_factory=dict)
     """By capture: all layers of a step share one schedule, each graph has its own."""
+
+    def facts(self) -> StepFacts:
+        """The kernels of the query's dtype; the schedule, and so the splits, is theirs."""
+        builder = cast("FlashMLAMetadataBuilder", self.builder)
+        problem = builder.problem
+        return StepFacts(
+            kernels=KERNELS[problem.q_dtype],
+            path=f"form {self.kernel.form}, a tile schedule over the whole batch",
+            num_q_heads=problem.num_q_heads,
+            query_len=self.query_len,
+            max_splits=num_sm_parts(self.num_rows, count_sms(builder.device_info)),
+        )
 
     def call(self) -> BoundDecode:
         """This step's call within the current capture, planned on first use."""

@@ -18,7 +18,7 @@ from mla_decode.capability import (
     describe,
 )
 from mla_decode.mask import Mask
-from mla_decode.problem import LATENT_WIDTH, ROW_WIDTH
+from mla_decode.problem import LATENT_WIDTH
 from mla_decode.refusal import Refusal, RefusalCode
 
 if TYPE_CHECKING:
@@ -54,6 +54,21 @@ MAX_ACCUMULATOR_ELEMENTS = 2**31
 ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1}
 NATIVE_OUT = {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
 """The output dtype that the kernel of each query dtype writes."""
+_BF16_KERNELS = (
+    "get_mla_metadata_kernel",
+    "sm90::flash_fwd_splitkv_mla_kernel",
+    "flash_fwd_mla_combine_kernel",
+)
+KERNELS = {
+    "bf16": _BF16_KERNELS,
+    "fp16": _BF16_KERNELS,
+    "fp8": (
+        "get_mla_metadata_kernel",
+        "flash::flash_fwd_splitkv_mla_kernel",
+        "flash::flash_fwd_splitkv_mla_combine_kernel",
+    ),
+}
+"""Device kernels of one call, as a profiler prints them, by query dtype."""
 
 CAPABILITY = Capability(
     rows=(
@@ -165,10 +180,3 @@ def _requests(
             allowed=f"max_num_reqs <= {max(most, 0)}",
             fix="lower max_num_reqs or the block length, or use triton_mla",
         )
-
-
-def joined_query_bytes(problem: DecodeProblem) -> int:
-    """Bytes of the buffer into which a query pair is joined, at its largest."""
-    tokens = problem.max_num_reqs * problem.max_query_len
-    item = ITEM_BYTES.get(problem.q_dtype, 2)
-    return tokens * problem.num_q_heads * ROW_WIDTH * item

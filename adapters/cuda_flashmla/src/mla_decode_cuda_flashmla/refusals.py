@@ -41,9 +41,7 @@ def refusals(problem: DecodeProblem, device: DeviceInfo) -> list[Refusal]:
                 fix='use DeviceInfo.assume("sm_90") to plan without the GPU',
             )
         )
-        num_sms = H200_SMS
-    else:
-        num_sms = _num_sms(device)
+    num_sms = count_sms(device)
     library: Library | None = None
     try:
         library = library_for(device)
@@ -78,8 +76,11 @@ def _gpu_is_present() -> bool:
     return torch.cuda.is_available()
 
 
-def _num_sms(device: DeviceInfo) -> int:
-    return H200_SMS if device.assumed else _count_sms(device.index)
+def count_sms(device: DeviceInfo) -> int:
+    """Multiprocessors of a device; an H200's where there is none to ask."""
+    if device.assumed or not _gpu_is_present():
+        return H200_SMS
+    return _count_sms(device.index)
 
 
 @cache
