@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # helpers are importable by name
 
@@ -39,6 +40,15 @@ def pytest_generate_tests(metafunc):
 def fault_id(request):
     """The id of the fault that this run of the test meets; None without the marker."""
     return getattr(request, "param", None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Steps are tiny: threads that wait for one another cost more than they save."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

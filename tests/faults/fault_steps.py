@@ -25,14 +25,14 @@ HOPPER_FP8 = DeviceInfo.assume("sm_90", libraries={"sgl-flash-mla": "1.0.0"})
 BAD_SLOTS = (-1, 2_147_480_000)
 
 
-def aiter(arch="gfx950", release="0.1.20.post1"):
+def amd(arch="gfx950", release="0.1.20.post1"):
     """A described AMD device whose AITER is simulated."""
     return DeviceInfo.assume(arch, libraries={"amd-aiter": release})
 
 
 SERVERS = {
     "reference": ("reference", CPU),
-    "simulated AITER": ("rocm_aiter", aiter()),
+    "simulated AITER": ("rocm_aiter", amd()),
     "simulated FlashMLA": ("cuda_flashmla", HOPPER),
     "interpreted Triton": ("triton_mla", DeviceInfo.assume("sm_90")),
 }
@@ -128,7 +128,7 @@ class Step:
         step = object.__new__(Step)
         step.__dict__.update(self.__dict__)
         step.common = replace(self.common, **fields)
-        step.causal = bool(step.common.causal)
+        step.causal = fields.get("causal", self.causal)
         return step
 
     def outputs(self, fill=torch.nan):
@@ -169,9 +169,7 @@ class Step:
         assert (found.lse is None) == (not self.problem.needs_lse)
         if found.lse is not None:
             assert found.lse.dtype == torch.float32
-            torch.testing.assert_close(
-                found.lse.double(), lse, rtol=1e-3, atol=1e-3
-            )
+            torch.testing.assert_close(found.lse.double(), lse, rtol=1e-3, atol=1e-3)
 
 
 def decoder_of(problem, server, lowering="refuse", **words):
