@@ -37,6 +37,12 @@ def _main(monkeypatch, *arguments):
         (["run", "reference", "--", "--no-such-pytest-option"], "unrecognized"),
         (["run", "reference", "--seed", "x"], "--seed"),
         (["run", "reference", "--mutant", "mask_igored"], "no mutant is named"),
+        (["run", "reference", "--shard", "3/2"], "names no part of a whole"),
+        (["run", "reference", "--shard", "0/2"], "names no part of a whole"),
+        (["run", "reference", "--shard", "half"], "names no part of a whole"),
+        (["merge"], "REPORT"),
+        (["merge", "absent.json"], "cannot be read"),
+        (["diff", "absent.json"], "NEW"),
     ],
 )
 def test_usage_errors_exit_with_4(monkeypatch, capfd, arguments, words):
@@ -55,7 +61,7 @@ def test_a_backend_without_the_hook_cannot_be_assumed(monkeypatch, capfd):
 def test_list_as_json_is_the_catalogue(monkeypatch, capsys):
     assert _main(monkeypatch, "list", "--json") == 0
     listed = json.loads(capsys.readouterr().out)
-    assert listed == [case.as_dict() for case in CASES]
+    assert listed == [{**case.as_dict(), "provisional": False} for case in CASES]
 
 
 def test_list_for_people_names_every_case(monkeypatch, capsys):

@@ -57,6 +57,26 @@ def test_an_unknown_backend_is_a_usage_error(tmp_path):
     assert "no backend is named 'nobody'" in done.stderr
 
 
+def test_a_shard_that_is_none_is_a_usage_error(tmp_path):
+    done = _pytest(tmp_path, "--mla-backend", "reference", "--mla-shard", "3/2")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "'3/2' names no part of a whole" in done.stderr
+
+
+def test_the_plugin_runs_a_shard_and_its_report_says_so(tmp_path):
+    arguments = ("--mla-backend", "reference", "--mla-quick", "--mla-report", "out")
+    suite = ("--pyargs", "mla_decode_contract.suite")
+    done = _pytest(tmp_path, *arguments, "--mla-shard", "2/9", *suite)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "verdict: INCOMPLETE (reference, quick, shard 2/9, which held)" in (
+        done.stdout
+    )
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["shard"] == {"index": 2, "count": 9}
+    assert 0 < len(report["cases"]) < 8
+    assert report["not_run"] == []
+
+
 def test_the_suite_runs_in_a_project_of_another_taste(tmp_path):
     (tmp_path / "pytest.ini").write_text(HOSTILE_INI)
     (tmp_path / "spec_it.py").write_text("def should_pass(): pass\n")

@@ -30,8 +30,21 @@ class Case:
         """The group that shares a worker: the id's first word."""
         return self.id.partition(".")[0]
 
+    def is_provisional(self, contract: str) -> bool:
+        """Whether a contract's verdict leaves the case out: it is only reported.
+
+        A case counts from the minor after the one that it came in, so that an adapter
+        has a release to meet it. The cases of a major's first contract count at once:
+        whoever writes to it knows them.
+
+        Args:
+            contract: The version of the contract that core has.
+        """
+        major, minor = _numbers(self.since)
+        return minor > 0 and (major, minor) >= _numbers(contract)
+
     def as_dict(self) -> dict[str, Any]:
-        """A plain dictionary, the form that `--json` prints."""
+        """A plain dictionary of what never changes about the case."""
         return {
             "id": self.id,
             "clause": self.clause.value,
@@ -41,6 +54,11 @@ class Case:
             "quick": self.is_quick,
             "purpose": self.purpose,
         }
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")
+    return int(major), int(minor)
 
 
 def _case(

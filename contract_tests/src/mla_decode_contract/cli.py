@@ -1,4 +1,4 @@
-"""The command line: `run`, `list` and `prove`."""
+"""The command line: `run`, `list`, `prove`, and what reads reports."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from mla_decode_contract import reports_cli
 from mla_decode_contract.catalogue import CASES
 from mla_decode_contract.scaffold.command import new
 from mla_decode_contract.verdict import (
@@ -54,18 +55,30 @@ class _Catcher:
 def list_cases(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """List every case: its clause, profile, features and purpose."""
+    """List every case: its clause, profile, features and purpose.
+
+    A case that is new in this minor of the contract is provisional: reported, and not
+    counted in a verdict.
+    """
+    from mla_decode.version import CONTRACT_VERSION  # noqa: PLC0415 - slow to import
+
     if as_json:
-        sys.stdout.write(json.dumps([case.as_dict() for case in CASES], indent=2))
-        sys.stdout.write("\n")
+        listed = [
+            {**case.as_dict(), "provisional": case.is_provisional(CONTRACT_VERSION)}
+            for case in CASES
+        ]
+        sys.stdout.write(json.dumps(listed, indent=2) + "\n")
         return
     table = Table(title=f"{len(CASES)} cases", title_justify="left")
-    for column in ("clause", "case", "profile", "quick", "needs", "purpose"):
+    for column in ("clause", "case", "since", "profile", "quick", "needs", "purpose"):
         table.add_column(column, overflow="fold")
     for case in CASES:
         table.add_row(
             case.clause.value,
             case.id,
+            f"{case.since} provisional"
+            if case.is_provisional(CONTRACT_VERSION)
+            else case.since,
             case.profile,
             "yes" if case.is_quick else "",
             " ".join(case.features),
@@ -99,6 +112,10 @@ def run(
         Optional[str],  # noqa: UP045 - typer reads it on Python 3.10
         typer.Option(help="One case only, by its id."),
     ] = None,
+    shard: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads it on Python 3.10
+        typer.Option(metavar="I/N", help="One part of the cases; see `merge`."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Draws other data.", min=0)] = 0,
     report: Annotated[
         Optional[Path],  # noqa: UP045 - typer reads it on Python 3.10
@@ -131,6 +148,7 @@ def run(
         "--mla-arch": arch,
         "--mla-assume-arch": assume_arch,
         "--mla-case": case,
+        "--mla-shard": shard,
         "--mla-seed": seed,
         "--mla-report": report and report.absolute(),
         "--mla-known-failures": known_failures and known_failures.absolute(),
@@ -224,6 +242,10 @@ def prove(
     else:
         _print_proof(proof)
     raise typer.Exit(EXIT_CONFORMANT if proof.is_proven else EXIT_FAILED)
+
+
+app.command()(reports_cli.merge)
+app.command()(reports_cli.diff)
 
 
 def _print_proof(proof: Proof) -> None:

@@ -10,8 +10,9 @@ import pytest
 from mla_decode_contract.items import PROPERTY, CaseItem
 from mla_decode_contract.outcome import CaseResult, Outcome
 from mla_decode_contract.pool import DEFAULT_TIMEOUT_S
-from mla_decode_contract.report import write_reports
+from mla_decode_contract.report import as_report, write_reports
 from mla_decode_contract.session import Settings
+from mla_decode_contract.shard import Shard
 from mla_decode_contract.summary import plain_lines
 from mla_decode_contract.verdict import EXIT_CONFORMANT
 
@@ -22,8 +23,13 @@ _MACHINE = "mla_decode_contract_machine"
 
 
 def settings_of(config: pytest.Config, backend: str) -> Settings:
-    """The run's settings from the session's options."""
+    """The run's settings from the session's options.
+
+    Raises:
+        UsageProblem: One of them cannot be read.
+    """
     option = config.getoption
+    shard = option("--mla-shard")
     return Settings(
         backend=backend,
         arch=option("--mla-arch"),
@@ -36,6 +42,7 @@ def settings_of(config: pytest.Config, backend: str) -> Settings:
         workers=option("--mla-workers"),
         timeout_s=option("--mla-timeout-s") or DEFAULT_TIMEOUT_S,
         mutant=option("--mla-mutant"),
+        shard=None if shard is None else Shard.parse(shard),
     )
 
 
@@ -98,7 +105,7 @@ class Host:
             return
         verdict = self._run.verdict()
         if self._run.settings.report is not None:
-            write_reports(self._run, self._run.settings.report)
+            write_reports(as_report(self._run), self._run.settings.report)
         is_fine = int(session.exitstatus) in {
             int(pytest.ExitCode.OK),
             int(pytest.ExitCode.NO_TESTS_COLLECTED),
@@ -113,5 +120,5 @@ class Host:
         if self._config.option.collectonly or not self._is_controller:
             return
         terminalreporter.section("mla-decode contract")
-        for line in plain_lines(self._run):
+        for line in plain_lines(as_report(self._run)):
             terminalreporter.write_line(line)

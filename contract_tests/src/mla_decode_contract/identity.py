@@ -10,8 +10,8 @@ from importlib.metadata import Distribution, entry_points, version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
+import mla_decode.version
 from mla_decode.discovery import ENTRY_POINT_GROUP
-from mla_decode.version import CONTRACT_VERSION
 from mla_decode_contract.hook import NamesLibraries
 
 if TYPE_CHECKING:
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 KIT = "mla-decode-contract"
 CORE = "mla-decode"
+
+
+def kit_version() -> str:
+    """The version of the kit that runs."""
+    return version(KIT)
 
 
 def machine(backend: Backend, device: DeviceInfo) -> dict[str, Any]:
@@ -43,8 +48,11 @@ def software(backend_spec: str, backend: Backend) -> dict[str, Any]:
     """Versions of the contract, the kit, core and the adapter."""
     distribution = _distribution(backend_spec)
     return {
-        "contract": {"core": CONTRACT_VERSION, "adapter": backend.contract},
-        "kit": {"name": KIT, "version": version(KIT)},
+        "contract": {
+            "core": mla_decode.version.CONTRACT_VERSION,
+            "adapter": backend.contract,
+        },
+        "kit": {"name": KIT, "version": kit_version()},
         "core": {"name": CORE, "version": version(CORE)},
         "adapter": {
             "backend": backend.name,

@@ -10,6 +10,7 @@ _IDENTITY = (
     "evidence",
     "profile",
     "quick",
+    "merged_from",
     "seed",
     "torch",
     "driver",
@@ -26,8 +27,8 @@ _IDENTITY = (
 def junit_xml(report: dict[str, Any]) -> bytes:
     """One test suite with the run's identity as properties."""
     cases = report["cases"]
-    failed = [case for case in cases if case["outcome"] == "failed"]
-    skipped = [c for c in cases if c["outcome"] not in {"passed", "refused", "failed"}]
+    failed = [case for case in cases if _is_failure(case)]
+    skipped = [case for case in cases if _is_skipped(case)]
     suite = ET.Element(
         "testsuite",
         name=f"mla-decode contract: {report['adapter']['backend']}",
@@ -58,6 +59,8 @@ def _properties(report: dict[str, Any]) -> dict[str, str]:
     found["kit"] = report["kit"]["version"]
     found["core"] = report["core"]["version"]
     found["arch"] = report["device"]["arch"]
+    if report["shard"] is not None:
+        found["shard"] = f"{report['shard']['index']}/{report['shard']['count']}"
     found["kernels"] = " ".join(report["kernels"])
     return {name: "" if value is None else str(value) for name, value in found.items()}
 
@@ -71,22 +74,35 @@ def _add_case(suite: ET.Element, case: dict[str, Any]) -> None:
         time=str(case["duration_s"]),
     )
     failure = case["failure"]
-    if case["outcome"] == "failed" and failure is not None:
+    repeat = [f"repeat: {case['repeat']}"] if case["repeat"] else []
+    if _is_failure(case) and failure is not None:
         child = ET.SubElement(
             element,
             "failure",
             type=failure["kind"],
             message=_clean(failure["message"]),
         )
-        child.text = _clean(failure["detail"])
-    elif case["outcome"] not in {"passed", "refused", "failed"}:
-        ET.SubElement(element, "skipped", message=case["outcome"])
-    said = [f"outcome: {case['outcome']}", *case["notes"]]
+        child.text = _clean("\n".join([failure["detail"].rstrip(), *repeat]))
+    elif _is_skipped(case):
+        message = case["outcome"]
+        if case["provisional"] and failure is not None:
+            message = f"provisional: {failure['message']}"
+        ET.SubElement(element, "skipped", message=_clean(message))
+    said = [f"outcome: {case['outcome']}", *repeat, *case["notes"]]
     said += [
         f"{m['quantity']}: {m['units']:.3g} of {m['budget']:g} units"
         for m in case["measurements"]
     ]
     ET.SubElement(element, "system-out").text = _clean("\n".join(said))
+
+
+def _is_failure(case: dict[str, Any]) -> bool:
+    return case["outcome"] == "failed" and not case["provisional"]
+
+
+def _is_skipped(case: dict[str, Any]) -> bool:
+    """What junit calls skipped: not run, a known failure, a provisional one."""
+    return not _is_failure(case) and case["outcome"] not in {"passed", "refused"}
 
 
 def _clean(text: str) -> str:

@@ -48,6 +48,10 @@ class Exceptions:
         """The entry of a case, if there is one."""
         return next((k for k in self.known_failures if k.case == case_id), None)
 
+    def names(self, case_id: str) -> bool:
+        """Whether the file says anything of a case."""
+        return self.known(case_id) is not None or case_id in self.budgets
+
     @property
     def budgets(self) -> dict[str, float]:
         """Units by case id."""

@@ -34,6 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--mla-quick", action="store_true", help="the quick cases only")
     group.addoption("--mla-case", metavar="ID", help="one case only")
+    group.addoption(
+        "--mla-shard", metavar="I/N", help="one part of the cases: 1/4 ... 4/4"
+    )
     group.addoption("--mla-seed", metavar="N", type=int, default=0)
     group.addoption(
         "--mla-report",

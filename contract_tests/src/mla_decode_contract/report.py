@@ -50,7 +50,7 @@ def as_report(run: Run) -> dict[str, Any]:
     verdict = run.verdict()
     finished = run.finished_at or run.started_at
     results = run.all_results()
-    machine = run.machine
+    machine, shard = run.machine, run.settings.shard
     return {
         "schema_version": SCHEMA_VERSION,
         **run.software(),
@@ -58,6 +58,8 @@ def as_report(run: Run) -> dict[str, Any]:
         "evidence_of_backend": machine.get("evidence_of_backend"),
         "profile": run.target.profile,
         "quick": run.settings.is_quick,
+        "shard": None if shard is None else asdict(shard),
+        "merged_from": 0,
         "seed": run.target.seed,
         "mutant": run.target.mutant,
         "device": run.target.device.as_dict(),
@@ -74,27 +76,42 @@ def as_report(run: Run) -> dict[str, Any]:
         "verdict": verdict.word,
         "exit_code": verdict.exit_code,
         "counts": verdict.counts,
+        "provisional": verdict.provisional,
         "not_run": list(verdict.not_run),
         "known_failures": [asdict(k) for k in run.exceptions.known_failures],
         "tolerances": [asdict(t) for t in run.exceptions.tolerances],
         "cases": [
             {
-                **BY_ID[case_id].as_dict(),
-                **result.as_dict(),
+                **case_entry(result, run.contract),
                 "repeat": _repeat(run, result),
             }
-            for case_id, result in results.items()
+            for result in results.values()
         ],
     }
 
 
-def write_reports(run: Run, directory: Path) -> dict[str, Any]:
-    """Write report.json and junit.xml of a finished run.
+def case_entry(result: CaseResult, contract: str) -> dict[str, Any]:
+    """A case with its result as the report lists it, without a command to repeat it."""
+    case = BY_ID[result.case]
+    return {
+        **case.as_dict(),
+        **result.as_dict(),
+        "provisional": case.is_provisional(contract),
+        "repeat": None,
+    }
+
+
+def write_reports(document: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """Write report.json and junit.xml.
+
+    Args:
+        document: Of a finished run, or of merged shards.
+        directory: Made where it is absent.
 
     Returns:
-        The report, which keeps the schema.
+        The report as it reads back; it keeps the schema.
     """
-    report = json.loads(json.dumps(as_report(run)))
+    report = json.loads(json.dumps(document))
     validate(report)
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(report, indent=2) + "\n"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mla_decode import version
 from mla_decode_contract.catalogue import CASES
 from mla_decode_contract.identity import software
 from mla_decode_contract.known_failures import Exceptions, read_exceptions
@@ -25,10 +29,12 @@ from mla_decode_contract.target import (
 from mla_decode_contract.verdict import Verdict, judge
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mla_decode.backend import Backend
     from mla_decode_contract.catalogue import Case
+    from mla_decode_contract.shard import Shard
+
+REPEATED_VARIABLES = ("MLA_DECODE_SIMULATE",)
+"""Of the environment: what they say belongs to the command that repeats a case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +52,7 @@ class Settings:
     workers: int | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
     mutant: str | None = None
+    shard: Shard | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -57,8 +64,10 @@ class Run:
     target: Target
     exceptions: Exceptions
     due: tuple[Case, ...]
-    """Every case of the run's kind: all, or the quick ones."""
+    """Every case of the run's kind: all, or the quick ones, or a shard of these."""
     pool: Pool
+    contract: str = field(default_factory=lambda: version.CONTRACT_VERSION)
+    """Core's; it decides which cases are provisional."""
     results: dict[str, CaseResult] = field(default_factory=dict)
     evidence: str = ""
     machine: dict[str, Any] = field(default_factory=dict)
@@ -86,9 +95,10 @@ class Run:
         exceptions = Exceptions()
         if settings.known_failures is not None:
             exceptions = read_exceptions(settings.known_failures)
-        due = tuple(case for case in CASES if case.is_quick or not settings.is_quick)
         if settings.case is not None and settings.case not in {c.id for c in CASES}:
             raise UsageProblem(f"no case is named {settings.case!r}; see `list`")
+        if settings.case is not None and settings.shard is not None:
+            raise UsageProblem("--case and --shard exclude each other")
         if settings.mutant is not None:
             _require_mutant(settings.mutant)
         pool = Pool(
@@ -102,7 +112,7 @@ class Run:
             backend=backend,
             target=target,
             exceptions=exceptions,
-            due=due,
+            due=due_cases(is_quick=settings.is_quick, shard=settings.shard),
             pool=pool,
         )
 
@@ -172,11 +182,14 @@ class Run:
 
     def verdict(self) -> Verdict:
         """What the run proves."""
+        results = self.all_results()
         return judge(
-            self.all_results(),
+            results,
             evidence=self.evidence or self.pool.evidence,
             profile=self.target.profile,
             is_quick=self.settings.is_quick,
+            provisional=provisional_ids(self.contract),
+            shard=self.settings.shard,
         )
 
     def software(self) -> dict[str, Any]:
@@ -191,15 +204,49 @@ class Run:
         self.finished_at = time.time()
 
     def command(self, case_id: str) -> str:
-        """The one command that repeats a case."""
-        settings = self.settings
-        words = ["mla-decode-contract", "run", settings.backend]
-        if self.target.device.assumed:
-            words += ["--assume-arch", self.target.device.arch]
-        elif settings.arch is not None:
-            words += ["--arch", settings.arch]
+        """The one command that repeats a case, as a POSIX shell reads it."""
+        settings, device = self.settings, self.target.device
+        given = [
+            f"{name}={os.environ[name]}"
+            for name in REPEATED_VARIABLES
+            if os.environ.get(name)
+        ]
+        words = [*given, "mla-decode-contract", "run", settings.backend]
+        is_assumed = device.assumed or settings.assume_arch is not None
+        words += ["--assume-arch" if is_assumed else "--arch", device.arch]
         words += ["--case", case_id, "--seed", str(settings.seed)]
-        return " ".join(words)
+        if settings.mutant is not None:
+            words += ["--mutant", settings.mutant]
+        if settings.timeout_s != DEFAULT_TIMEOUT_S:
+            words += ["--timeout-s", f"{settings.timeout_s:g}"]
+        if settings.known_failures is not None and self.exceptions.names(case_id):
+            words += ["--known-failures", _from_here(settings.known_failures)]
+        return " ".join(map(_quoted, words))
+
+
+def due_cases(*, is_quick: bool, shard: Shard | None = None) -> tuple[Case, ...]:
+    """The cases of a kind of run: all, or the quick ones, or a shard of these."""
+    kind = tuple(case for case in CASES if case.is_quick or not is_quick)
+    return kind if shard is None else shard.part(kind)
+
+
+def provisional_ids(contract: str) -> frozenset[str]:
+    """The cases that a contract reports and does not count."""
+    return frozenset(case.id for case in CASES if case.is_provisional(contract))
+
+
+def _quoted(word: str) -> str:
+    """A word for the shell; an assignment stays one."""
+    name, equals, value = word.partition("=")
+    if equals and name in REPEATED_VARIABLES:
+        return f"{name}={shlex.quote(value)}"
+    return shlex.quote(word)
+
+
+def _from_here(path: Path) -> str:
+    """A path relative to the working directory where it lies inside."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _require_mutant(name: str) -> None:
