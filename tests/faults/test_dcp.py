@@ -8,7 +8,7 @@ from fault_steps import (
     CPU,
     SERVERS,
     Step,
-    aiter,
+    amd,
     decoder_of,
     problem_of,
     refusals,
@@ -112,7 +112,9 @@ class WithoutDcp(ReferenceBackend):
     name = "without_dcp"
     capability = Capability(
         rows=tuple(
-            replace(row, features={**row.features, Feature.DCP: Support.NOT_IMPLEMENTED})
+            replace(
+                row, features={**row.features, Feature.DCP: Support.NOT_IMPLEMENTED}
+            )
             for row in ReferenceBackend.capability.rows
         )
     )
@@ -161,7 +163,7 @@ def test_lengths_and_table_of_different_spaces_are_refused():
 @pytest.mark.parametrize("dtypes", ["bf16 bf16", "fp8 fp8", "bf16 fp8"])
 @pytest.mark.parametrize("release", ["0.1.16.post6", "0.1.20.post1"])
 def test_no_kernel_is_dropped_for_the_lse_that_dcp_needs(arch, dtypes, release):
-    device = aiter(arch, release)
+    device = amd(arch, release)
     served = 0
     for heads in (8, 16, 32, 64, 128):
         problem = problem_of(heads, dtypes=dtypes, dcp=Dcp(world=2))
@@ -176,9 +178,7 @@ def test_no_kernel_is_dropped_for_the_lse_that_dcp_needs(arch, dtypes, release):
         decoder = decoder_of(problem, ("rocm_aiter", device))
         step = Step(problem, device, [30, 5])
         half = step.common.seq_lens
-        step = step.changed(
-            seq_lens=half * 2, max_seq_len=60, dcp_local_seq_lens=half
-        )
+        step = step.changed(seq_lens=half * 2, max_seq_len=60, dcp_local_seq_lens=half)
         plan = decoder.plan(step.common)
         step.changed(seq_lens=half).check(step.run(decoder, plan))
         (launch,) = decoder.builder.library.machine.launches
