@@ -27,7 +27,9 @@ def test_scratch_full_of_nan_never_reaches_a_result(server, query_len):
         plan = decoder.plan(step.common)
         poisoned = poison_floats(decoder.builder)
         step.check(step.run(decoder, plan))
-    if server == TRITON:  # it keeps its partial results; simulators fill theirs with NaN
+    if (
+        server == TRITON
+    ):  # it keeps its partial results; simulators fill theirs with NaN
         assert poisoned
         assert plan.step.decode.grid[1] > 1
 

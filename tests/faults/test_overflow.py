@@ -78,7 +78,9 @@ def test_what_is_written_at_a_high_slot_is_read_back(hollow, slot):
     assert slot in slots.tolist()
     assert slots.dtype == torch.int64
     assert torch.equal(cache.layers[0].view(-1, 576)[slots], latents)
-    step = Step(problem, CPU, [150], cache=cache.layers[0], pages=[first, first + 1, first + 2])
+    step = Step(
+        problem, CPU, [150], cache=cache.layers[0], pages=[first, first + 1, first + 2]
+    )
     cache.write(0, slots, latents)
     common = cache.batch(["request"], [1])
     step = step.changed(block_table_tensor=common.block_table_tensor)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fault_steps import CPU, SERVERS, SCALE, Step, decoder_of, problem_of
+from fault_steps import CPU, SCALE, SERVERS, Step, decoder_of, problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,9 +89,7 @@ def test_a_parts_table_and_lengths_keep_their_addresses(server):
                 step.q[rows], step.kv_cache, part, softmax_scale=SCALE
             )
             truth = step.truth()[0][rows]
-            torch.testing.assert_close(
-                found.out.double(), truth, atol=0.02, rtol=0.02
-            )
+            torch.testing.assert_close(found.out.double(), truth, atol=0.02, rtol=0.02)
     ((first, second),) = seen
     assert not set(first) & set(second)
 
@@ -104,7 +102,10 @@ def test_a_graph_a_part_replays_a_later_steps_values():
     first = Step(problem, server[1], [70, 9, 64, 30])
     outs, graphs = [], []
     for decoder, part, rows in zip(
-        decoders, split_ubatches(first.common, 2), (slice(0, 2), slice(2, 4)), strict=True
+        decoders,
+        split_ubatches(first.common, 2),
+        (slice(0, 2), slice(2, 4)),
+        strict=True,
     ):
         plan, graph = decoder.plan_for_capture(part), SimulatedGraph()
         with graph.capture():

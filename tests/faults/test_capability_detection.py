@@ -1,0 +1,263 @@
+"""What can be served is known before anything is called, field by field."""
+
+import pytest
+import torch
+from fault_steps import (
+    CPU,
+    HOPPER,
+    SCALE,
+    SERVERS,
+    Step,
+    amd,
+    codes,
+    decoder_of,
+    problem_of,
+    refusals,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mla_decode import (
+    DecodeOutput,
+    DeviceInfo,
+    StaleMetadataError,
+    detect_device,
+    discover,
+    survey,
+)
+from mla_decode_contract.outcome import FailureKind, Outcome
+from mla_decode_contract.pool import Pool
+from mla_decode_contract.runner import run_case
+from mla_decode_contract.target import Target
+from mla_decode_cuda_flashmla.simulator import (
+    ProcessExit,
+    launches,
+    raising_exits,
+)
+from mla_decode_rocm_aiter.probe import ProbeShape, probe_shapes
+
+AITER = "rocm_aiter"
+
+
+@pytest.mark.fault("CAPS-01")
+@settings(max_examples=12)
+@given(
+    heads=st.integers(1, 140),
+    query_len=st.integers(1, 12),
+    causal=st.booleans(),
+    dtypes=st.sampled_from(["bf16 bf16", "fp8 fp8", "bf16 fp8", "fp16 fp16"]),
+    arch=st.sampled_from(["gfx942", "gfx950"]),
+    needs_lse=st.booleans(),
+)
+def test_what_aiter_is_asked_for_has_a_kernel(
+    heads, query_len, causal, dtypes, arch, needs_lse
+):
+    device = amd(arch)
+    problem = problem_of(
+        heads, query_len, causal=causal, dtypes=dtypes, needs_lse=needs_lse
+    )
+    found = survey(problem, device, AITER)
+    if found.selection is None:
+        reasons = found.refused[AITER]
+        assert reasons
+        assert all(r.got and r.allowed and r.fix for r in reasons)
+        return
+    decoder = decoder_of(problem, (AITER, device))
+    step = Step(problem, device, [query_len + 9, query_len], causal=causal)
+    step.check(step.run(decoder))  # a miss would raise SimulatedAbort
+    assert decoder.builder.library.machine.launches
+
+
+@pytest.mark.fault("CAPS-01")
+def test_a_call_that_aborts_costs_a_child_and_is_named_by_its_signal():
+    shape = ProbeShape(
+        heads=16, q=2, q_dtype="fp8", kv_dtype="fp8", causal=False, lse=False
+    )
+    asked = {"arch": "gfx950", "release": "0.1.20.post1"}
+    (found,) = probe_shapes([shape], simulated=asked, timeout_s=120)
+    assert found.outcome == "dies"
+    assert "SIGABRT" in found.detail
+    problem = problem_of(16, 2, causal=False, dtypes="fp8 fp8")
+    assert codes(problem, (AITER, amd())) == {"query_len"}
+
+
+@pytest.mark.fault("CAPS-03")
+@pytest.mark.parametrize("server", ["simulated AITER", "simulated FlashMLA"])
+def test_a_refusal_names_the_fields_that_do_not_fit_and_no_other(server):
+    name, device = SERVERS[server]
+    many = 129 if server == "simulated AITER" else 9000
+    size = 65_537 if server == "simulated AITER" else 32
+    for fields, expected in (
+        ({"heads": many}, {"num_heads": str(many)}),
+        ({"page_size": size}, {"page_size": str(size)}),
+        (
+            {"heads": many, "page_size": size},
+            {"num_heads": str(many), "page_size": str(size)},
+        ),
+    ):
+        problem = problem_of(**fields)
+        asked = survey(problem, device, name).refused[name]
+        assert tuple(refusals(problem, SERVERS[server])) == asked
+        assert {str(reason.code): reason.got for reason in asked} == expected
+        row = discover()[name].backend.capability.row(device.arch)
+        for reason in asked:
+            allowed = row.page_sizes if reason.code == "page_size" else row.num_q_heads
+            assert str(max(allowed)) in reason.allowed
+
+
+@pytest.mark.fault("CAPS-04")
+@pytest.mark.parametrize("arch", ["gfx1100", "gfx1030", "gfx90a", "sm_90", "cpu"])
+def test_another_card_is_refused_before_the_library_is_looked_for(
+    arch, tmp_path, monkeypatch
+):
+    (tmp_path / "aiter").mkdir()
+    for name in ("__init__.py", "mla.py"):
+        (tmp_path / "aiter" / name).write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    device = DeviceInfo(vendor=DeviceInfo.assume(arch).vendor, arch=arch)
+    asked = survey(problem_of(), device, AITER).refused[AITER]
+    assert [str(reason.code) for reason in asked] == ["arch"]
+    assert asked[0].got == arch
+    assert "gfx942 gfx950" in asked[0].allowed
+
+
+NVIDIA = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
+
+
+@pytest.mark.fault("CAPS-05")
+@pytest.mark.parametrize("arch", NVIDIA)
+def test_dense_decode_of_flashmla_is_hoppers_alone(arch):
+    server = ("cuda_flashmla", DeviceInfo.assume(arch))
+    if arch == "sm_90":
+        decoder_of(problem_of(), server)
+        return
+    (reason,) = refusals(problem_of(), server)
+    assert (str(reason.code), reason.got, reason.allowed) == ("arch", arch, "sm_90")
+
+
+@pytest.mark.fault("CAPS-06")
+@pytest.mark.parametrize("server", SERVERS)
+def test_another_width_than_576_is_refused_before_a_kernel(server):
+    problem = problem_of()
+    decoder = decoder_of(problem, SERVERS[server])
+    step = Step(problem, decoder.device, [9, 4])
+    plan = decoder.plan(step.common)
+    nope, rope = step.q[..., :512], step.q[..., 512:]
+    for q in (nope, (nope, rope[..., :0]), (nope, rope, rope)):
+        with pytest.raises(StaleMetadataError) as caught:
+            step.run(decoder, plan, q=q)
+        assert caught.value.fix
+    with pytest.raises(StaleMetadataError, match="576"):
+        decoder.run(
+            step.q, step.kv_cache[..., :512].contiguous(), plan, softmax_scale=SCALE
+        )
+    step.check(step.run(decoder, plan))
+    step.check(step.run(decoder, plan, q=(nope.contiguous(), rope.contiguous())))
+
+
+@pytest.mark.fault("CAPS-06")
+def test_consumer_blackwell_is_known_before_it_warms_up():
+    device = DeviceInfo.assume("sm_120")
+    assert codes(problem_of(), ("cuda_flashmla", device)) == {"arch"}
+    assert codes(problem_of(), (AITER, device)) == {"arch"}
+    answers = [survey(problem_of(), device, name) for name in ("triton_mla", None)]
+    for found in answers:
+        row = discover()["triton_mla"].backend.capability.row("sm_120")
+        assert (found.selection is None) == (row is None)
+
+
+@pytest.mark.fault("CAPS-07")
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+@pytest.mark.parametrize("name", ["triton_mla", "cuda_flashmla"])
+def test_tensors_on_the_second_gpu_get_a_schedule_of_its_own(name):
+    problem = problem_of()
+    device = detect_device("cuda:1")
+    if survey(problem, device, name).selection is None:
+        pytest.skip(f"{name} does not serve this machine")
+    step = Step(problem, CPU, [100, 9])
+    decoder = decoder_of(problem, (name, device))
+    common = step.common
+    on_gpu = step.changed(
+        query_start_loc=common.query_start_loc.to("cuda:1"),
+        seq_lens=common.seq_lens.to("cuda:1"),
+        block_table_tensor=common.block_table_tensor.to("cuda:1"),
+    )
+    with torch.cuda.device(0):
+        found = decoder.run(
+            step.q.to("cuda:1"),
+            step.kv_cache.to("cuda:1"),
+            decoder.plan(on_gpu.common),
+            softmax_scale=SCALE,
+        )
+        assert torch.cuda.current_device() == 0
+    step.check(DecodeOutput(found.out.cpu(), None))
+
+
+@pytest.mark.fault("CAPS-08")
+@pytest.mark.parametrize(
+    ("release", "plan"),
+    [
+        ("2026.4", launches.plan_sched_meta),
+        ("2025.4", launches.plan_tile_metadata),
+    ],
+)
+def test_the_first_batch_that_ends_the_process_is_the_first_one_refused(release, plan):
+    device = DeviceInfo.assume("sm_90", libraries={"flash-mla": release})
+    server = ("cuda_flashmla", device)
+    most = {"2026.4": 11_622, "2025.4": 4_095}[release]
+    decoder_of(problem_of(max_num_reqs=most), server)
+    (reason,) = refusals(problem_of(max_num_reqs=most + 1), server)
+    assert str(reason.code) == "feature"
+    assert str(most) in reason.allowed
+    assert "lower max_num_reqs" in reason.fix
+    with raising_exits(), pytest.raises(ProcessExit):
+        plan(torch.ones(most + 1, dtype=torch.int32), 16)
+    tiles, _ = plan(torch.ones(most, dtype=torch.int32), 16)
+    assert tiles.shape[0] > 0
+
+
+@pytest.mark.fault("CAPS-08")
+@given(heads=st.integers(1, 600), query_len=st.integers(1, 600))
+def test_more_row_tiles_than_multiprocessors_are_refused(heads, query_len):
+    problem = problem_of(heads, query_len)
+    found = survey(problem, HOPPER, "cuda_flashmla")
+    rows = heads * query_len
+    if rows <= 64 * 132:
+        assert found.selection is not None
+    else:
+        asked = {str(reason.code) for reason in found.refused["cuda_flashmla"]}
+        assert asked & {"query_len", "num_heads"}
+
+
+LIMITS = (
+    "refuse.page_size_limits",
+    "refuse.num_heads_limits",
+    "refuse.causal_query_len_limits",
+    "refuse.batch_limits",
+)
+
+
+@pytest.mark.fault("CAPS-10")
+@pytest.mark.parametrize("server", SERVERS)
+def test_the_kit_runs_each_declared_limit_and_one_past_it(server):
+    name, device = SERVERS[server]
+    backend = discover()[name].backend
+    target = Target(backend=name, device=device)
+    slow = server == "interpreted Triton"
+    for case in LIMITS[:2] if slow else LIMITS:
+        result = run_case(case, backend, target)
+        assert result.outcome in {Outcome.PASSED, Outcome.REFUSED}, result.failure
+
+
+@pytest.mark.fault("CAPS-10")
+def test_a_backend_that_dies_past_its_limit_fails_that_case_and_no_other():
+    mutant = "abort_instead_of_refusal"
+    target = Target(backend="reference", device=CPU, mutant=mutant)
+    with Pool(target=target, workers=1) as pool:
+        pool.start(["refuse.undeclared_features", "empty.one_request"])
+        past = pool.result("refuse.undeclared_features")
+        assert past.outcome is Outcome.FAILED
+        assert past.failure.kind is FailureKind.CONTAINMENT
+        assert "SIGABRT" in past.failure.message
+        assert pool.result("empty.one_request").outcome is Outcome.PASSED
