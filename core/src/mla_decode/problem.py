@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from mla_decode.errors import ArgumentError
@@ -174,19 +175,14 @@ class DecodeProblem:
     @property
     def needs_non_causal(self) -> bool:
         """Whether some block of the problem is non-causal in more than name."""
-        return any(mask is Mask.NON_CAUSAL for _, mask in self.blocks())
+        return self.max_query_len > 1 and Mask.NON_CAUSAL in self.masks
 
     def blocks(self) -> Iterator[tuple[int, Mask]]:
         """Every (query length, mask) of the problem, sorted, each mask once.
 
         A one-token block is causal and non-causal at once and is given as CAUSAL.
         """
-        seen = {
-            (query_len, Mask.CAUSAL if query_len == 1 else mask)
-            for query_len in self.query_lens
-            for mask in self.masks
-        }
-        yield from sorted(seen, key=lambda block: (block[0], block[1].value))
+        yield from _blocks(self.query_lens, self.masks)
 
     def as_dict(self) -> dict[str, Any]:
         """A plain dictionary, the form that `--json` prints."""
@@ -210,6 +206,19 @@ class DecodeProblem:
             "deterministic": self.deterministic,
             "batch_invariant": self.batch_invariant,
         }
+
+
+@lru_cache(maxsize=256)
+def _blocks(
+    query_lens: frozenset[int], masks: frozenset[Mask]
+) -> tuple[tuple[int, Mask], ...]:
+    """Sorted once: every check of every candidate of a planner goes over them."""
+    seen = {
+        (query_len, Mask.CAUSAL if query_len == 1 else mask)
+        for query_len in query_lens
+        for mask in masks
+    }
+    return tuple(sorted(seen, key=lambda block: (block[0], block[1].value)))
 
 
 def _positive(name: str, value: Any) -> None:

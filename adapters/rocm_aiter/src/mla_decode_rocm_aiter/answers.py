@@ -44,10 +44,11 @@ class AiterAnswers:
         row = CAPABILITY.row(arch)
         self.num_q_heads: IntSet = frozenset() if row is None else row.num_q_heads
         self._blocks: dict[Block, Route | list[Refusal]] = {}
+        self._last: tuple[DecodeProblem, list[Refusal], Routes] | None = None
 
     def refusals(self, problem: DecodeProblem) -> list[Refusal]:
         """Every reason: the declared row's, the installed AITER's, each block's."""
-        return self._plan(problem)[0]
+        return list(self._plan(problem)[0])
 
     def routes(self, problem: DecodeProblem) -> Routes:
         """The way of every block of a problem, by block length and causal.
@@ -82,8 +83,9 @@ class AiterAnswers:
             launches=max(
                 _launches(problem, q, route) for (q, _), route in routes.items()
             ),
-            workspace_bytes=workspace_of(problem, self.arch, routes).total,
+            workspace_bytes=workspace.kept,
             index_entries=index_entries(problem),
+            call_bytes=workspace.passing,
         )
 
     def fewest_walks(
@@ -108,7 +110,13 @@ class AiterAnswers:
         return found
 
     def _plan(self, problem: DecodeProblem) -> tuple[list[Refusal], Routes]:
-        """Every reason once, in order, and the routes of the blocks that have one."""
+        """Every reason once, in order, and the routes of the blocks that have one.
+
+        The last problem's are kept: a planner asks for refusals, then for the cost.
+        """
+        last = self._last
+        if last is not None and last[0] is problem:
+            return last[1], last[2]
         reasons = dict.fromkeys(declared_refusals(problem, self.arch))
         if isinstance(self.facts, Refusal):
             reasons[self.facts] = None
@@ -121,7 +129,10 @@ class AiterAnswers:
                 routes[q, mask is Mask.CAUSAL] = found
             else:
                 reasons |= dict.fromkeys(found)
-        return list(reasons), routes
+        kept = list(reasons)
+        if not (isinstance(self.facts, Facts) and self.facts.profile is None):
+            self._last = problem, kept, routes
+        return kept, routes
 
 
 def answers_for(device: DeviceInfo) -> AiterAnswers:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -22,6 +24,8 @@ from mla_decode_rocm_aiter.simulation import read_variable
 from mla_decode_rocm_aiter.tables import ARCHS, KernelTable, packaged_tables
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from mla_decode_rocm_aiter.answers import AiterAnswers
     from mla_decode_rocm_aiter.keys import KernelKey
     from mla_decode_rocm_aiter.limits import LeavingVariables
@@ -112,10 +116,32 @@ def find_facts(device: DeviceInfo) -> Facts | Refusal:
     simulated = simulated_release()
     if simulated is not None and simulated[0] == device.arch:
         return packaged_facts(*simulated)
+    root, mla = sys.modules.get("aiter"), sys.modules.get("aiter.mla")
+    decode = getattr(mla, "mla_decode_fwd", None)
+    if root is not None and decode is not None:
+        meta = os.environ.get("AITER_META_DIR")
+        return _imported_facts(root, decode, device.arch, meta)
+    return _facts_on_disk(device.arch)
+
+
+@lru_cache(maxsize=16)
+def _imported_facts(
+    root: ModuleType, decode: object, arch: str, meta: str | None
+) -> Facts | Refusal:
+    """Facts of the AITER that this process has imported: they last as long as it does.
+
+    Its kernel table is compiled into it: what replaces the files on the disk later is
+    not what would run. Another import, or another AITER_META_DIR, is asked anew.
+    """
+    del root, decode, meta
+    return _facts_on_disk(arch)
+
+
+def _facts_on_disk(arch: str) -> Facts | Refusal:
     found = find_installation()
     if isinstance(found, Refusal):
         return found
-    return installed_facts(found, device.arch)
+    return installed_facts(found, arch)
 
 
 @lru_cache(maxsize=128)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from mla_decode.answers import Answers
     from mla_decode.backend import Backend
     from mla_decode.device import DeviceInfo
-    from mla_decode.lowering.rewrites import Shape
     from mla_decode.problem import DecodeProblem
     from mla_decode.refusal import Refusal
 
@@ -91,17 +90,14 @@ def plan_block(
     if not answers.refusals(alone.lowered):
         best = price(alone, answers)
     for shape in shapes(problem, query_len, mask, answers.num_q_heads):
-        if best is not None and best.cost.kv_walks < shape.num_virtual:
+        num_virtual, _, length, heads = shape
+        if best is not None and best.cost.kv_walks < num_virtual:
             break
-        if best is not None and not _may_beat(best, shape, least_walks=1):
-            continue
-        kernel_mask = Mask.CAUSAL if shape.query_len == 1 else mask
-        least = answers.fewest_walks(
-            problem, shape.query_len, kernel_mask, shape.num_q_heads
-        )
+        kernel_mask = Mask.CAUSAL if length == 1 else mask
+        least = answers.fewest_walks(problem, length, kernel_mask, heads)
         if least is None:
             continue
-        if best is not None and not _may_beat(best, shape, least_walks=least):
+        if best is not None and not _may_beat(best, num_virtual, least):
             continue
         rewrite = shape.rewrite(problem, query_len, mask)
         if answers.refusals(rewrite.lowered):
@@ -112,20 +108,16 @@ def plan_block(
     return best
 
 
-def _may_beat(best: BlockPlan, shape: Shape, *, least_walks: int) -> bool:
+def _may_beat(best: BlockPlan, num_virtual: int, least_walks: int) -> bool:
     """Whether a rewrite could rank before the best so far, by what needs no asking.
 
-    Each virtual request walks the KV at least `least_walks` times; of rewrites with as
-    many virtual requests and walks, fewer kernel rows cost less.
+    Each virtual request walks the KV at least `least_walks` times.
     """
-    walks = least_walks * shape.num_virtual
-    if walks != best.cost.kv_walks:
-        return walks < best.cost.kv_walks
-    if best.rewrite.is_native:
-        return False
-    if best.rewrite.num_virtual != shape.num_virtual:
-        return shape.num_virtual < best.rewrite.num_virtual
-    return shape.kernel_rows < best.rewrite.kernel_rows
+    excess = least_walks * num_virtual - best.cost.kv_walks
+    if excess == 0:
+        rewrite = best.rewrite
+        return not rewrite.is_native and rewrite.num_virtual >= num_virtual
+    return excess < 0
 
 
 def nearest_refusals(

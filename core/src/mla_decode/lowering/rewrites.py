@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from mla_decode.capability import PAD_WIDTHS
 from mla_decode.lowering.plan import Rewrite
 from mla_decode.mask import Mask
 from mla_decode.problem import DecodeProblem
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
 
     from mla_decode.capability import IntSet
 
-PAD_WIDTHS = (16, 32, 48, 64, 80, 96, 112, 128)
-"""Head counts that folded rows are padded to: the widths that MLA kernels have."""
 _FIELDS = tuple(field.name for field in fields(DecodeProblem))
 
 
@@ -30,11 +30,6 @@ class Shape(NamedTuple):
     """Tokens of the kernel's block; 1 where the group is folded."""
     num_q_heads: int
     """The kernel's heads."""
-
-    @property
-    def kernel_rows(self) -> int:
-        """Query rows that one virtual request gives the kernel, pads included."""
-        return self.num_q_heads * self.query_len
 
     def rewrite(self, problem: DecodeProblem, query_len: int, mask: Mask) -> Rewrite:
         """The rewrite of a problem's block that has this shape."""
@@ -100,50 +95,55 @@ def shapes(
         yield from _folds(heads, query_len, group, num_q_heads)
 
 
-def _groups(query_len: int) -> list[int]:
+@lru_cache(maxsize=1024)
+def _groups(query_len: int) -> tuple[int, ...]:
     """The smallest group for each number of virtual requests, the fewest first.
 
     A larger group of as many virtual requests only adds pad tokens, and pads to a
     width are rewrites of their own.
     """
     sizes = {-(-query_len // virtual) for virtual in range(1, query_len + 1)}
-    return sorted(sizes, reverse=True)
+    return tuple(sorted(sizes, reverse=True))
 
 
 def _folds(
     num_q_heads: int, query_len: int, group: int, allowed: IntSet
-) -> Iterator[Shape]:
+) -> list[Shape]:
     """Groups of tokens as heads of one token, padded to a kernel's width."""
     num_virtual = -(-query_len // group)
     heads = group * num_q_heads
-    for width in _widths(heads, allowed):
-        if query_len > 1 or width > heads:
-            yield Shape(num_virtual, group, 1, width)
+    return [
+        Shape(num_virtual, group, 1, width)
+        for width in _widths(heads, allowed)
+        if query_len > 1 or width > heads
+    ]
 
 
 def _larger_blocks(
     problem: DecodeProblem, query_len: int, allowed: IntSet, *, is_causal: bool
-) -> Iterator[Shape]:
+) -> list[Shape]:
     """The block with heads added, or with tokens, up to the next power of two.
 
     Tokens only where nothing is masked: a causal block is aligned to its tail.
     """
     heads = problem.num_q_heads
-    for width in _widths(heads, allowed):
-        if width > heads:
-            yield Shape(1, query_len, query_len, width)
+    larger = [
+        Shape(1, query_len, query_len, width)
+        for width in _widths(heads, allowed)
+        if width > heads
+    ]
     if not is_causal and heads in allowed:
         longest = min(1 << query_len.bit_length(), problem.max_model_len)
-        for padded in range(query_len + 1, longest + 1):
-            yield Shape(1, query_len, padded, heads)
+        padded = range(query_len + 1, longest + 1)
+        larger += [Shape(1, query_len, length, heads) for length in padded]
+    return larger
 
 
-def _widths(heads: int, allowed: IntSet) -> Iterator[int]:
-    if heads in allowed:
-        yield heads
-    for width in PAD_WIDTHS:
-        if width > heads and width in allowed:
-            yield width
+@lru_cache(maxsize=1024)
+def _widths(heads: int, allowed: IntSet) -> tuple[int, ...]:
+    """The head count itself and what it may be padded to, where admitted."""
+    wider = (width for width in PAD_WIDTHS if width > heads)
+    return tuple(width for width in (heads, *wider) if width in allowed)
 
 
 def _derived(problem: DecodeProblem, **changes: object) -> DecodeProblem:
