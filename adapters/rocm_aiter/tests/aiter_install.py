@@ -5,6 +5,13 @@ import importlib
 from mla_decode_rocm_aiter import find_profile
 from mla_decode_rocm_aiter.tables import packaged_tables
 
+PLANNERS = """
+def get_mla_metadata_info_v1(*sizes, is_sparse, fast_mode=True): ...
+def get_mla_metadata_v1(
+    *tensors, page_size=1, kv_granularity=16, max_seqlen_qo=-1, uni_seqlen_qo=-1,
+    fast_mode=True, dtype_q=None, dtype_kv=None,
+): ...
+"""
 COLUMNS = "qType,kvType,Gqa,ps,qSeqLen,prefill,causal,lse,cprr,knl_name,co_name"
 
 
@@ -23,7 +30,14 @@ def table_csv(release, arch):
 
 
 def install_aiter(
-    site, monkeypatch, release, *, tables=None, wheel=False, metadata=True, source=""
+    site,
+    monkeypatch,
+    release,
+    *,
+    tables=None,
+    wheel=False,
+    metadata=True,
+    source=PLANNERS,
 ):
     """Write the package, its metadata and its kernel tables below `site`."""
     package = site / "aiter"

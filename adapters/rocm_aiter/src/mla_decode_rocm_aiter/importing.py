@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,22 @@ if TYPE_CHECKING:
     from mla_decode_rocm_aiter.installation import Installation
 
 Decode = Callable[..., Any]
+
+PLANNERS = {
+    "get_mla_metadata_info_v1": frozenset({"is_sparse", "fast_mode"}),
+    "get_mla_metadata_v1": frozenset(
+        {
+            "page_size",
+            "kv_granularity",
+            "max_seqlen_qo",
+            "uni_seqlen_qo",
+            "fast_mode",
+            "dtype_q",
+            "dtype_kv",
+        }
+    ),
+}
+"""AITER's functions that plan, by the parameters that the adapter gives by keyword."""
 
 
 def import_decode(installation: Installation | None) -> Decode | Refusal:
@@ -40,7 +57,51 @@ def import_decode(installation: Installation | None) -> Decode | Refusal:
             fix="look for the first warning of `python -c 'import aiter'`: AITER "
             "swallows failures of single imports",
         )
-    return decode
+    return decode if installation is None else _planners_missing() or decode
+
+
+def _planners_missing() -> Refusal | None:
+    """What the planners of an installed AITER lack of how the adapter calls them.
+
+    A dtype that a planner cannot be told has no error of its own: the schedule would be
+    one for other kernels.
+    """
+    root = importlib.import_module("aiter")
+    absent = [name for name in PLANNERS if not callable(getattr(root, name, None))]
+    if absent:
+        return Refusal(
+            code=RefusalCode.IMPORT,
+            message="AITER was imported without the functions that plan a decode",
+            got=f"aiter has no {', '.join(absent)}",
+            allowed=", ".join(PLANNERS),
+            fix="look for the first warning of `python -c 'import aiter'`: AITER "
+            "swallows failures of single imports",
+        )
+    for name, wanted in PLANNERS.items():
+        known = _keywords(getattr(root, name))
+        if known is not None and not wanted <= known:
+            return Refusal(
+                code=RefusalCode.VERSION,
+                message=f"the installed AITER's {name} cannot be called as the adapter "
+                f"calls it: it takes no {', '.join(sorted(wanted - known))}",
+                got=f"{name}({', '.join(sorted(known))})",
+                allowed=f"the parameters {', '.join(sorted(wanted))}",
+                fix="install an AITER from 0.1.10.post2 to a known release, upgrade "
+                "mla-decode-rocm-aiter, or use triton_mla",
+            )
+    return None
+
+
+def _keywords(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Names that a function takes by keyword; None where it takes any, or cannot say."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # a compiled function
+        return None
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return None
+    return frozenset(parameters)
 
 
 def import_failed(error: BaseException) -> Refusal:
