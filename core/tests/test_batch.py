@@ -113,6 +113,7 @@ def test_num_reqs_is_an_int_within_what_the_problem_was_sized_for(make_step, val
         int32(0, 1),
         torch.tensor([0, 1, 2]),
         torch.empty(3, dtype=torch.int32, device="meta"),
+        int32(0, 1, 2).to_sparse(),
     ],
 )
 def test_the_host_copy_of_the_starts_has_one_form(make_step, starts):
@@ -139,7 +140,16 @@ def test_tokens_are_those_of_the_blocks_or_of_the_padded_batch(make_step, tokens
     assert caught.value.allowed == "6 or 12"
 
 
-@pytest.mark.parametrize("tokens", [3, 7, None, 4.0])
+@pytest.mark.parametrize(
+    "tokens", [None, 6.0, np.int64(6), [6], torch.ones(2)], ids=repr
+)
+def test_tokens_are_an_int_whatever_the_batch(make_step, tokens):
+    step = make_step(seq_lens=(9, 4), query_len=3)
+    with pytest.raises(BatchError, match="num_actual_tokens is not an int"):
+        check(step, num_actual_tokens=tokens)
+
+
+@pytest.mark.parametrize("tokens", [3, 7])
 def test_tokens_of_a_ragged_batch_hold_its_blocks_and_few_pads(make_step, tokens):
     step = make_step(seq_lens=(9, 4), query_lens=(3, 1))
     with pytest.raises(BatchError) as caught:

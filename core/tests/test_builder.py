@@ -178,7 +178,7 @@ def test_interleaved_builders_give_what_each_gives_alone(make_step, plain_builde
             assert metadata.seq_lens.tolist() == steps[who].common.seq_lens.tolist()
 
 
-@pytest.mark.parametrize("validate", ["all", None, True])
+@pytest.mark.parametrize("validate", ["all", None, True, ["host"]])
 def test_refuses_a_level_of_validation_that_does_not_exist(
     make_step, plain_builder, cpu, validate
 ):

@@ -262,6 +262,13 @@ def test_metadata_whose_tensor_was_exchanged_is_stale(plain_backend, planned, na
     assert "call build" in caught.value.fix
 
 
+@pytest.mark.parametrize("metadata", [None, 3, "metadata"])
+def test_what_no_build_returned_is_no_metadata(plain_backend, planned, metadata):
+    step, _ = planned()
+    with pytest.raises(StaleMetadataError, match="nothing that a build returned"):
+        plain_backend.forward(step.q, step.kv_cache, metadata, **step.arguments)
+
+
 def test_all_layers_of_a_step_share_one_metadata(plain_backend, planned):
     step, metadata = planned()
     for layer in range(3):

@@ -66,6 +66,8 @@ def test_prints_as_plain_data():
         ({"q_dtype": "float16"}, "float16"),
         ({"kv_dtype": "int8"}, "int8"),
         ({"out_dtype": "fp8"}, "fp8"),
+        ({"kv_dtype": ["bf16"]}, "['bf16']"),
+        ({"query_lens": [[1]]}, "[[1]]"),
         ({"query_lens": set()}, "[]"),
         ({"query_lens": 8}, "8"),
         ({"query_lens": {0}}, "0"),

@@ -115,6 +115,8 @@ def test_a_name_that_nobody_has_lists_those_there_are(backends):
     with pytest.raises(ArgumentError) as caught:
         select(CAUSAL, GFX942, "flashinfer", candidates=backends(b={}, a={}))
     assert caught.value.allowed == "a, b"
+    with pytest.raises(ArgumentError, match="No backend has this name"):
+        select(CAUSAL, GFX942, ["a"], candidates=backends(b={}, a={}))
 
 
 def test_an_absent_adapter_says_what_to_install():
@@ -178,9 +180,10 @@ def test_the_ways_out_of_an_outdated_library_work(backends):
     assert causal.backend.name == "triton_mla"
 
 
-def test_lowering_is_refuse_or_exact(cpu):
+@pytest.mark.parametrize("lowering", ["maybe", None, ["exact"]])
+def test_lowering_is_refuse_or_exact(cpu, lowering):
     with pytest.raises(ArgumentError, match="names no policy"):
-        select(CAUSAL, cpu, lowering="maybe")
+        select(CAUSAL, cpu, lowering=lowering)
 
 
 def test_lowering_serves_within_a_backend_before_the_next_is_asked(backends):

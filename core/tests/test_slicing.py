@@ -118,7 +118,9 @@ def test_cuts_at_rows_fall_between_blocks(make_step):
     assert caught.value.allowed == "one of [3, 6, 9]"
 
 
-@pytest.mark.parametrize("cuts", [0, -1, 4, [0], [9], [6, 3], [3, 3]], ids=repr)
+@pytest.mark.parametrize(
+    "cuts", [0, -1, 4, [0], [9], [6, 3], [3, 3], 2.0, None], ids=repr
+)
 def test_cuts_that_leave_a_part_empty_are_refused(make_step, cuts):
     step = make_step(seq_lens=(8, 8, 8), query_len=3)
     with pytest.raises(BatchError, match="cannot be cut"):

@@ -73,6 +73,14 @@ def check_batch(
             allowed="the longest block; the Q of a batch that is all pads",
             fix="pass the longest query length of the batch as a host int",
         )
+    tokens = common.num_actual_tokens
+    if type(tokens) is not int:
+        raise BatchError(
+            "num_actual_tokens is not an int.",
+            got=repr(tokens),
+            allowed="query_start_loc_cpu[-1], or more with pad rows",
+            fix="pass the query tokens of the batch as a host int",
+        )
     shape, used = _plain_shape(common, starts), frozenset((query_len,))
     if shape is None:
         lengths = _block_lengths(starts)
@@ -93,7 +101,11 @@ def check_batch(
 
 
 def _host_starts(starts: torch.Tensor, num_reqs: int) -> NDArray[np.int32]:
-    is_host = isinstance(starts, torch.Tensor) and starts.device.type == "cpu"
+    is_host = (
+        isinstance(starts, torch.Tensor)
+        and starts.device.type == "cpu"
+        and starts.layout is torch.strided
+    )
     if not is_host or starts.dtype != torch.int32 or starts.shape != (num_reqs + 1,):
         raise BatchError(
             "query_start_loc_cpu has the wrong form.",
@@ -179,7 +191,7 @@ def _shape(
             num_reqs=num_reqs, query_len=query_len, num_decode_tokens=padded
         )
     most = problem.max_num_reqs * problem.max_query_len
-    if type(tokens) is not int or not real <= tokens <= max(real, most):
+    if not real <= tokens <= max(real, most):
         raise BatchError(
             "num_actual_tokens does not fit the blocks of the batch.",
             got=repr(tokens),

@@ -99,7 +99,7 @@ class MLADecodeMetadataBuilder(abc.ABC):
         *,
         validate: Validation = "host",
     ) -> None:
-        if validate not in {"host", "device"}:
+        if not isinstance(validate, str) or validate not in {"host", "device"}:
             raise ArgumentError(
                 "validate names no level of validation.",
                 got=repr(validate),

@@ -10,13 +10,13 @@ import torch
 
 from mla_decode.dtypes import torch_dtype
 from mla_decode.errors import ArgumentError, BatchError, StaleMetadataError
+from mla_decode.metadata import DecodeMetadata
 from mla_decode.problem import LATENT_WIDTH, ROPE_WIDTH, ROW_WIDTH
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mla_decode.builder import MLADecodeMetadataBuilder
-    from mla_decode.metadata import DecodeMetadata
 
     Query = Tensor | tuple[Tensor, Tensor]
 
@@ -63,6 +63,13 @@ def check_forward(
         ArgumentError: A tensor or scale breaks the contract.
         StaleMetadataError: Metadata of another step, builder or geometry.
     """
+    if not isinstance(metadata, DecodeMetadata):
+        raise StaleMetadataError(
+            "The metadata is nothing that a build returned.",
+            got=type(metadata).__name__,
+            allowed="the metadata that the builder's last build returned",
+            fix="call build for this step and pass what it returns to every layer",
+        )
     builder = metadata.require_current()
     _check_scale_value(softmax_scale)
     parts = q if isinstance(q, tuple) else (q,)

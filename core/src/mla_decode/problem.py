@@ -240,11 +240,19 @@ def _frozenset(name: str, values: Any) -> frozenset[Any]:
             allowed="a set, or another iterable",
             fix=f"pass every one of {name} that serving will use, such as {{...}}",
         )
-    return frozenset(values)
+    try:
+        return frozenset(values)
+    except TypeError as error:
+        raise ArgumentError(
+            f"{name} holds what no set can.",
+            got=repr(values),
+            allowed="a set, or another iterable of hashable values",
+            fix=f"pass every one of {name} by itself, not in lists",
+        ) from error
 
 
 def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ArgumentError(
             f"{name} is not a dtype of the contract.",
             got=repr(value),

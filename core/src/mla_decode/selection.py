@@ -131,7 +131,7 @@ def survey(
         ArgumentError: The name is no backend's, or the lowering no known word, or the
             limit no number of bytes.
     """
-    if lowering not in {"refuse", "exact"}:
+    if not isinstance(lowering, str) or lowering not in {"refuse", "exact"}:
         raise ArgumentError(
             "lowering names no policy.",
             got=repr(lowering),
@@ -285,7 +285,7 @@ def _order(
         in_tree = {name for names in AUTO_ORDER.values() for name in names}
         thirds = (name for name in others if name not in in_tree)
         return tuple(name for name in (*order, *thirds) if name in known)
-    if backend not in known:
+    if not isinstance(backend, str) or backend not in known:
         raise ArgumentError(
             "No backend has this name.",
             got=repr(backend),

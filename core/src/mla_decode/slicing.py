@@ -104,11 +104,11 @@ def split_ubatches(
             tokens share their keys and a half block has no meaning.
     """
     num_reqs = common.num_reqs
+    bounds: list[int] = []
     if isinstance(cuts, Sequence):
         bounds = [0, *(_request_at(common, row) for row in cuts), num_reqs]
-    else:
-        parts = range(cuts + 1)
-        bounds = [num_reqs * part // cuts for part in parts] if cuts > 0 else []
+    elif isinstance(cuts, int) and cuts > 0:
+        bounds = [num_reqs * part // cuts for part in range(cuts + 1)]
     if len(bounds) < 2 or any(a >= b for a, b in pairwise(bounds)):
         raise BatchError(
             "The batch cannot be cut into these micro-batches.",

@@ -49,10 +49,9 @@ class FlashMLAForward(BackendBase):
 
         Without ``out`` the library's own output is returned and nothing is copied.
         """
-        builder = metadata.builder
         if (  # attributes compared, no tensor made: this is most of a step's host time
             type(metadata) is FlashMLAMetadata
-            and type(builder) is FlashMLAMetadataBuilder
+            and type(builder := metadata.builder) is FlashMLAMetadataBuilder
             and type(q) is Tensor
             and metadata.generation == builder.generation
             and q.shape == metadata.q_shape
