@@ -70,13 +70,11 @@ class AiterAnswers:
     def cost(self, problem: DecodeProblem) -> Cost:
         """What the problem's dearest block costs, by the key that it resolves to.
 
-        Workspace counts what AITER allocates at every call beside what the builder
-        keeps.
-
         Raises:
             BackendRefused: The problem is not served here.
         """
         routes = self.routes(problem)
+        workspace = workspace_of(problem, self.arch, routes)
         return Cost(
             kv_walks=max(route.walks for route in routes.values()),
             rows=max(q * route.heads for (q, _), route in routes.items()),

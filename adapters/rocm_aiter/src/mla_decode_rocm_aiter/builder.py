@@ -20,7 +20,7 @@ from mla_decode_rocm_aiter.library import load_library, refused
 from mla_decode_rocm_aiter.metadata import AiterMLAMetadata
 from mla_decode_rocm_aiter.ops import Schedule, build_schedule
 from mla_decode_rocm_aiter.routes import Block, Route
-from mla_decode_rocm_aiter.workspace import index_entries, num_splits
+from mla_decode_rocm_aiter.workspace import index_entries, num_splits, split_counts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +72,6 @@ class AiterMLAMetadataBuilder(MLADecodeMetadataBuilder):
         self._padded_q: Tensor | None = None
         self._padded_o: Tensor | None = None
         self._schedules: dict[tuple[int, int], Schedule] = {}
-        self._splits: dict[int, tuple[int, Tensor]] = {}
         self._allocate()
 
     def _build_decode(
@@ -195,6 +194,7 @@ class AiterMLAMetadataBuilder(MLADecodeMetadataBuilder):
             for causal in (True, False)
         }
         self._buffers = self._schedule_buffers()
+        self._splits = self._split_offsets()
         heads, count = torch.arange(self.padded_heads), problem.num_q_heads
         repeats = AiterMLAHelper.repeats(count)
         self.head_stride = max(1, repeats)
@@ -276,17 +276,17 @@ class AiterMLAMetadataBuilder(MLADecodeMetadataBuilder):
             found = self._schedules[requests, q] = Schedule(**views)
         return found
 
+    def _split_offsets(self) -> dict[int, Tensor]:
+        """Prefix sums of each number of splits that a batch without a schedule gets."""
+        if all(route.keeps_schedule for route in self.routes.values()):
+            return {}
+        most = self.problem.max_num_reqs
+        requests = torch.arange(most + 1, dtype=torch.int32, device=self.device)
+        return {
+            splits: requests * splits for splits in split_counts(self.library.cus, most)
+        }
+
     def _splits_of(self, requests: int) -> tuple[int, Tensor]:
         """Splits per request without a schedule, and their prefix sums."""
-        found = self._splits.get(requests)
-        if found is None:
-            splits = num_splits(self.library.cus, requests)
-            indptr = torch.arange(
-                0,
-                (requests + 1) * splits,
-                splits,
-                dtype=torch.int32,
-                device=self.device,
-            )
-            found = self._splits[requests] = (splits, indptr)
-        return found
+        splits = num_splits(self.library.cus, requests)
+        return splits, self._splits[splits][: requests + 1]

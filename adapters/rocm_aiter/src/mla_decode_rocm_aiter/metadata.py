@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mla_decode import DecodeMetadata
+from mla_decode import DecodeMetadata, StepFacts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,21 @@ class AiterMLAMetadata(DecodeMetadata):
     num_kv_splits: int
     """Splits per request without a schedule, compute units with one."""
     num_kv_splits_indptr: Tensor | None
+
+    def facts(self) -> StepFacts:
+        """The kernel of the route, and why it is not the one that the gate wants."""
+        route = self.route
+        path = "a persistent schedule" if route.keeps_schedule else "no schedule"
+        if route.key.fold > 1:
+            path += f", heads folded {route.key.fold} times"
+        return StepFacts(
+            kernels=route.key.kernels[:1],
+            path=path,
+            num_q_heads=route.heads,
+            query_len=self.query_len,
+            max_splits=self.num_kv_splits,
+            downgrades=tuple(map(str, route.declined)),
+        )
 
     @property
     def has_persistent_metadata(self) -> bool:

@@ -98,6 +98,8 @@ class Route:
     """Heads that AITER is given: the problem's, padded."""
     walks: int
     """Passes over a request's KV."""
+    declined: tuple[Refusal, ...] = ()
+    """Why the way that the gate wants has no kernel, where another one is taken."""
 
     @property
     def keeps_schedule(self) -> bool:
@@ -142,7 +144,8 @@ def choose_route(
         else:
             refused.extend(route)
     if found:
-        return min(found, key=lambda route: route.walks)
+        best = min(found, key=lambda route: route.walks)
+        return best if best.kind is gate else replace(best, declined=tuple(refused))
     if _is_fp8_pair(facts, block):
         return _two_token(facts, block, refused)
     return refused[:1]

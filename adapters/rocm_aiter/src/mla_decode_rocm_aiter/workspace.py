@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mla_decode.problem import LATENT_WIDTH, ROW_WIDTH
-from mla_decode_rocm_aiter.sizes import CU_COUNTS, buffer_sizes
+from mla_decode_rocm_aiter.sizes import CU_COUNTS, BufferSizes, buffer_sizes
 
 if TYPE_CHECKING:
     from mla_decode import DecodeProblem
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 LARGEST_INDEX_BYTES = 1 << 31
 """AITER's kernels address the index list by 32-bit byte offsets."""
 MOST_SPLITS = 16
+_WORDS = {"work_indptr": 1, "works": 8, "reduce_indptr": 1, "tiles": 2, "partials": 1}
+"""int32 numbers of each entry of a schedule's buffers."""
+_META_WORDS = 4
+"""Two addresses."""
 
 
 def index_entries(problem: DecodeProblem) -> int:
@@ -31,6 +35,12 @@ def num_splits(cus: int, requests: int) -> int:
     return max(2, min(MOST_SPLITS, cus // max(1, requests)))
 
 
+def split_counts(cus: int, max_num_reqs: int) -> tuple[int, ...]:
+    """Every number of splits that batches of up to so many requests get."""
+    counts = {num_splits(cus, requests) for requests in range(1, max_num_reqs + 1)}
+    return tuple(sorted(counts))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkspaceBytes:
     """Device memory of a problem, part by part."""
@@ -41,15 +51,22 @@ class WorkspaceBytes:
     """The six buffers of the schedule: kept by the builder."""
     padded: int
     """Query and output with padded heads: kept by the builder."""
+    small: int
+    """Offsets, flags and constants: kept by the builder."""
     partials: int
     """AITER's partial outputs and their LSE: allocated by AITER at every call."""
     folded: int
     """Copies of q and o that AITER makes where heads fold: at every call."""
 
     @property
-    def total(self) -> int:
-        """All of it together."""
-        return self.index + self.schedule + self.padded + self.partials + self.folded
+    def kept(self) -> int:
+        """What the builder holds."""
+        return self.index + self.schedule + self.padded + self.small
+
+    @property
+    def passing(self) -> int:
+        """What a call allocates and gives back."""
+        return self.partials + self.folded
 
 
 def workspace_of(
@@ -62,42 +79,57 @@ def workspace_of(
         arch: Whose compute units bound the splits.
         routes: By block length and causal.
     """
-    requests = problem.max_num_reqs
-    cus = CU_COUNTS[arch]
-    schedule = partials = folded = padded = 0
+    requests, cus = problem.max_num_reqs, CU_COUNTS[arch]
+    partials = folded = padded = 0
+    size = 1 if problem.q_dtype == "fp8" else 2
+    schedules: list[BufferSizes] = []
     for (q, _), route in routes.items():
-        rows = requests * q
-        heads = route.heads
-        row_bytes = heads * (LATENT_WIDTH + 1) * 4
+        rows, heads = requests * q, route.heads
         if route.keeps_schedule:
-            sizes = buffer_sizes(
-                arch,
-                requests,
-                heads,
-                q,
-                (problem.q_dtype, problem.kv_dtype),
-                cus,
-                -1,
-            )
-            words = sizes.work_indptr + 8 * sizes.works + sizes.reduce_indptr
-            words += 2 * sizes.tiles + sizes.partials + 4
-            schedule = max(schedule, 4 * words)
+            dtypes = (problem.q_dtype, problem.kv_dtype)
+            sizes = buffer_sizes(arch, requests, heads, q, dtypes, cus, -1)
+            schedules.append(sizes)
             fold_bytes = route.key.heads * (LATENT_WIDTH + 1) * 4
             partials = max(partials, sizes.partials * route.key.q * fold_bytes)
             if route.key.fold > 1 and q > 1:
-                size = 1 if problem.q_dtype == "fp8" else 2
                 copies = heads * (ROW_WIDTH * size + LATENT_WIDTH * 2)
                 folded = max(folded, rows * copies)
         else:
+            row_bytes = heads * (LATENT_WIDTH + 1) * 4
             partials = max(partials, rows * num_splits(cus, requests) * row_bytes)
         if heads != problem.num_q_heads:
-            size = 1 if problem.q_dtype == "fp8" else 2
             width = ROW_WIDTH * size + LATENT_WIDTH * 2
             padded = max(padded, rows * heads * width)
     return WorkspaceBytes(
         index=4 * index_entries(problem),
-        schedule=schedule,
+        schedule=_schedule_bytes(schedules),
         padded=padded,
+        small=_small_bytes(problem, cus, routes),
         partials=partials,
         folded=folded,
     )
+
+
+def _schedule_bytes(schedules: list[BufferSizes]) -> int:
+    """One set of buffers, each as long as the longest schedule needs it."""
+    if not schedules:
+        return 0
+    total = _META_WORDS
+    for name, words in _WORDS.items():
+        longest: int = max(getattr(sizes, name) for sizes in schedules)
+        total += words * longest
+    return 4 * total
+
+
+def _small_bytes(
+    problem: DecodeProblem, cus: int, routes: dict[tuple[int, bool], Route]
+) -> int:
+    most = problem.max_num_reqs
+    offsets, ones = 4 * (most + 1), 4 * most
+    is_empty = most * problem.max_query_len
+    behind = 2 * 4 * sum(problem.query_lens)
+    head_order = 8 * next(iter(routes.values())).heads
+    splits = 0
+    if any(not route.keeps_schedule for route in routes.values()):
+        splits = 4 * (most + 1) * len(split_counts(cus, most))
+    return offsets + ones + is_empty + behind + head_order + splits
