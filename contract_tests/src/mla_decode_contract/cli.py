@@ -14,6 +14,7 @@ from rich.table import Table
 
 from mla_decode_contract import reports_cli
 from mla_decode_contract.catalogue import CASES
+from mla_decode_contract.pages.command import report as make_page
 from mla_decode_contract.scaffold.command import new
 from mla_decode_contract.verdict import (
     EXIT_CONFORMANT,
@@ -35,6 +36,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command(name="report")(make_page)
 app.command()(new)
 _CLICK_USAGE = 2
 

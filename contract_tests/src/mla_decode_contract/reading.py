@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import jsonschema  # type: ignore[import-untyped] # it ships no types
@@ -72,7 +73,11 @@ def read_report(path: Path) -> dict[str, Any]:
 
 def _parsed(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(
+            file.read_text(encoding="utf-8"),
+            parse_float=_finite,
+            parse_constant=_finite,
+        )
     except OSError as error:
         raise ForeignReport(
             f"{file} cannot be read",
@@ -87,6 +92,14 @@ def _parsed(file: Path) -> Any:
             allowed=f"a {FILE_NAME}",
             fix="Name the JSON that `run BACKEND --report DIR` wrote.",
         ) from error
+
+
+def _finite(text: str) -> float:
+    """A number; Python's reader would also take NaN and what overflows."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no finite number")
+    return number
 
 
 def _as_report(file: Path, value: Any) -> dict[str, Any]:
