@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # helpers are importable by name
+
 pytest.importorskip("triton", reason="Triton is an optional part of a CPU machine")
 
 

@@ -1,24 +1,12 @@
 """Every variant on a Hopper GPU, against float64 on the same poisoned batches."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
+import hopper_batches as batches
 import pytest
 import torch
 
 pytestmark = pytest.mark.cuda
 
 
-def _load(path):
-    spec = importlib.util.spec_from_file_location(f"hopper_tests_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-batches = _load(Path(__file__).with_name("test_kernels_simulated.py"))
 LENS = [9000, 300, 0, 4, 64, 4097, 129, 0]
 
 

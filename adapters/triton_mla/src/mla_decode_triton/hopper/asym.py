@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from mla_decode_triton.hopper.compat import async_load, reinterpret
+from mla_decode_triton.hopper.compat import async_load, barrier, reinterpret
 from mla_decode_triton.hopper.walk import (
     LATENT,
     LN2,
@@ -226,6 +226,8 @@ def _weigh(
     decay = gl.exp2((peak - new_peak) * scale_log2)
     p = gl.exp2(scores * scale_log2 - (new_peak * scale_log2)[:, None])
     operand = p.to(weights.dtype)
+    # The weights overwrite what the products of other warps may still read.
+    barrier()
     decays.store(decay)
     weights.store(operand)
     fence_async_shared()

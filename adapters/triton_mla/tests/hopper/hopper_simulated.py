@@ -1,0 +1,195 @@
+"""A batch through a variant, as the device would run it: table, kernel, merge."""
+
+import math
+from dataclasses import dataclass
+
+import hopper_simulator
+import torch
+from hopper_batches import KV_SCALE, SCALE, make_batch, oracle
+from hopper_simulator import Descriptor, Pointer
+
+HEADER = 8
+BLOCK_PARTS = 16
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Case:
+    """A batch, its work table and the float64 truth."""
+
+    q: torch.Tensor
+    cache: torch.Tensor
+    table: torch.Tensor
+    seq_lens: torch.Tensor
+    query_len: int
+    num_heads: int
+    causal: bool
+    num_parts: int
+    schedule: torch.Tensor
+    expected: tuple[torch.Tensor, torch.Tensor]
+
+    @property
+    def num_rows(self):
+        return self.query_len * self.num_heads
+
+    @property
+    def is_fp8(self):
+        return self.cache.dtype == torch.float8_e4m3fn
+
+
+def make_case(
+    plan_kernel,
+    lens,
+    *,
+    query_len,
+    num_heads,
+    page,
+    causal,
+    num_parts,
+    dtype=torch.bfloat16,
+    fp8=False,
+    seed=0,
+    gap=0,
+):
+    """Draw a batch and plan it."""
+    q, cache, table = make_batch(
+        lens, query_len, num_heads, page, dtype, seed=seed, gap=gap
+    )
+    truth = cache
+    if fp8:
+        cache = cache.to(torch.float8_e4m3fn)
+        truth = cache.double() * KV_SCALE
+    seq_lens = torch.tensor(lens, dtype=torch.int32)
+    return Case(
+        q=q,
+        cache=cache,
+        table=table,
+        seq_lens=seq_lens,
+        query_len=query_len,
+        num_heads=num_heads,
+        causal=causal,
+        num_parts=num_parts,
+        schedule=_plan(plan_kernel, seq_lens, num_parts),
+        expected=oracle(q, truth, table, lens, query_len, num_heads, causal=causal),
+    )
+
+
+def _plan(plan_kernel, seq_lens, num_parts):
+    steps = len(seq_lens).bit_length()
+    schedule = torch.full((HEADER + 8 * BLOCK_PARTS,), 2**30, dtype=torch.int32)
+    plan_kernel[(1,)](
+        seq_lens,
+        schedule,
+        torch.empty(2 * (1 << steps) + 8 * BLOCK_PARTS, dtype=torch.int32),
+        len(seq_lens),
+        num_parts,
+        OVERHEAD=3,
+        MERGE=3,
+        SNAP=2,
+        MIN_TILES=1,
+        BLOCK_REQS=1 << steps,
+        BLOCK_PARTS=BLOCK_PARTS,
+        STEPS=steps,
+    )
+    return schedule
+
+
+def simulate(case, variant, *, merge=None, seed=0, trees=None):
+    """What a variant makes of a case: (out, lse).
+
+    Args:
+        case: Of `make_case`.
+        variant: The kernel's name, "asym ahead" for the other order.
+        merge: A function as `merge_pieces`, which it is by default.
+        seed: Of the schedule.
+        trees: Syntax trees of modules in place of their own.
+    """
+    from mla_decode_triton.hopper import asym, swap, swap_fp8
+
+    num_rows = case.num_rows
+    name = variant.split()[0]
+    tile_rows = 64 if name == "asym" else 16 if num_rows <= 16 else 32
+    constants = {"ROWS": tile_rows}
+    if name == "asym":
+        constants = {"AHEAD": variant == "asym ahead"}
+    if case.is_fp8:
+        constants["kv_scale"] = Pointer(torch.tensor([KV_SCALE]))
+    nan = float("nan")
+    out = torch.full((len(case.q) * num_rows * 512,), nan, dtype=case.q.dtype)
+    lse = torch.full((len(case.q) * num_rows,), nan)
+    partial_out = torch.full((2 * case.num_parts * num_rows * 512,), nan)
+    partial_lse = torch.full((2 * case.num_parts * num_rows,), nan)
+    arguments = dict(
+        q_latent=Descriptor(case.q[..., :512], [1, tile_rows, 64]),
+        q_rope=Descriptor(case.q[..., 512:], [1, tile_rows, 64]),
+        kv=Descriptor(case.cache, [1, min(case.cache.shape[1], 64), 64]),
+        table=Pointer(case.table.flatten()),
+        seq_lens=Pointer(case.seq_lens),
+        schedule=Pointer(case.schedule),
+        out=Pointer(out),
+        lse=Pointer(lse),
+        partial_out=Pointer(partial_out),
+        partial_lse=Pointer(partial_lse),
+        scale_log2=SCALE * math.log2(math.e),
+        num_heads=case.num_heads,
+        query_len=case.query_len,
+        table_stride=case.table.stride(0),
+        num_pages=case.cache.shape[0],
+        num_reqs=len(case.q),
+        num_parts=case.num_parts,
+        CAUSAL=case.causal,
+        NEEDS_LSE=True,
+        PAGE=case.cache.shape[1],
+        **constants,
+    )
+    hopper_simulator.run(
+        {"asym": asym, "swap": swap, "swap_fp8": swap_fp8}[name],
+        f"{name}_kernel",
+        (math.ceil(num_rows / tile_rows), case.num_parts),
+        arguments,
+        seed=seed,
+        trees=trees,
+    )
+    buffers = partial_out, partial_lse, out, lse, case.schedule, num_rows
+    (merge or merge_pieces)(*buffers)
+    return out.view(-1, num_rows, 512), lse.view(-1, num_rows)
+
+
+def merge_pieces(partial_out, partial_lse, out, lse, schedule, num_rows):
+    """Merge as `merge_kernel` does, which is slow to interpret."""
+    partial_out = partial_out.view(-1, num_rows, 512)
+    partial_lse = partial_lse.view(-1, num_rows)
+    num_splits, *entries = schedule[
+        [0, *range(HEADER + 4 * BLOCK_PARTS, len(schedule))]
+    ]
+    for entry in range(num_splits):
+        request, part, before = (int(x) for x in entries[4 * entry : 4 * entry + 3])
+        pieces = int(entries[4 * entry + 6]) - before + 1
+        slots = [2 * part + 1, *range(2 * part + 2, 2 * (part + pieces), 2)]
+        logs = partial_lse[slots]
+        total = logs.mul(math.log(2)).logsumexp(0)
+        weights = torch.exp2(logs - logs.amax(0).nan_to_num(neginf=0.0))
+        weights /= weights.sum(0).clamp(min=1e-30)
+        merged = (partial_out[slots] * weights[..., None]).sum(0)
+        out.view(-1, num_rows, 512)[request] = merged.to(out.dtype)
+        lse.view(-1, num_rows)[request] = total
+
+
+def interpreted_merge(merge_kernel, *, columns):
+    """`merge_kernel` as a function like `merge_pieces`."""
+
+    def merge(partial_out, partial_lse, out, lse, schedule, num_rows):
+        merge_kernel[(3,)](
+            partial_out,
+            partial_lse,
+            out,
+            lse,
+            schedule,
+            num_rows,
+            NEEDS_LSE=True,
+            BLOCK_PARTS=BLOCK_PARTS,
+            BLOCK_PIECES=4,
+            BLOCK_COLUMNS=columns,
+            EARLY=False,
+        )
+
+    return merge

@@ -1,0 +1,194 @@
+"""Gluon's language and its Hopper operations, computed with torch."""
+
+from __future__ import annotations
+
+import builtins
+import random
+
+import torch
+
+from .barriers import Barriers
+from .memory import Shared
+from .products import InFlight, Product
+from .races import Agent, History, SimulationError, merge
+from .scalars import Scalar
+from .turns import Turns
+
+
+class Language:
+    """What `gl` is to a kernel: the part without shared memory."""
+
+    int32, int64, float32 = torch.int32, torch.int64, torch.float32
+    static_range = staticmethod(builtins.range)
+    constexpr = staticmethod(lambda value: value)
+    NVMMADistributedLayout = NVMMASharedLayout = staticmethod(lambda *_: None)
+    SwizzledSharedLayout = SliceLayout = BlockedLayout = NVMMADistributedLayout
+    DotOperandLayout = NVMMADistributedLayout
+    MBarrierLayout = staticmethod(lambda: "barrier")
+    exp2 = staticmethod(torch.exp2)
+    log2 = staticmethod(torch.log2)
+
+    @staticmethod
+    def range(*bounds):
+        return (Scalar(i) for i in builtins.range(*(int(b) for b in bounds)))
+
+    @staticmethod
+    def arange(start, stop, layout=None):  # noqa: ARG004 - layouts are not modelled
+        return torch.arange(start, stop, dtype=torch.int32)
+
+    @staticmethod
+    def full(shape, value, dtype, layout=None):  # noqa: ARG004 - as above
+        return torch.full(shape, value, dtype=dtype)
+
+    @staticmethod
+    def where(condition, yes, no):
+        if not isinstance(condition, torch.Tensor):
+            return Scalar(yes if condition else no)
+        return torch.where(condition, yes, no)
+
+    @staticmethod
+    def _elect(pick, a, b):
+        if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+            a = torch.as_tensor(a)
+            return getattr(torch, f"{pick}imum")(a, torch.as_tensor(b, dtype=a.dtype))
+        return Scalar(getattr(builtins, pick)(int(a), int(b)))
+
+    def minimum(self, a, b):
+        return self._elect("min", a, b)
+
+    def maximum(self, a, b):
+        return self._elect("max", a, b)
+
+    @staticmethod
+    def max(x, axis):
+        return x.amax(axis)
+
+    @staticmethod
+    def sum(x, axis):
+        return x.sum(axis)
+
+    @staticmethod
+    def convert_layout(x, _layout):
+        return x
+
+    @staticmethod
+    def load(pointer, mask=None, other=None):
+        return pointer.load(mask, other)
+
+    @staticmethod
+    def store(pointer, value, mask=None):
+        pointer.store(value, mask)
+
+
+class World(Language):
+    """One program (CTA) of a kernel: its memory, partitions and engines."""
+
+    def __init__(self, program, seed):
+        self.program = program
+        self.main = Agent("main", num_warps=4)
+        self.turns = Turns(self.main, random.Random(seed))  # noqa: S311 - no secrets
+        self.barriers = []
+        self.in_flight = {}
+        self.landings = []
+        """The moments that copies are over."""
+        self.num_allocations = 0
+
+    @property
+    def me(self):
+        return self.turns.running
+
+    def program_id(self, axis):
+        return Scalar(self.program[axis])
+
+    def allocate_shared_memory(self, dtype, shape, layout):
+        self.num_allocations += 1
+        name = f"#{self.num_allocations}"
+        if layout == "barrier":
+            barriers = Barriers(shape[0], f"barrier {name}")
+            self.barriers += barriers.barriers
+            return barriers
+        dtype = getattr(dtype, "torch", dtype)
+        elements = torch.full((torch.Size(shape).numel(),), float("nan"), dtype=dtype)
+        return Shared(self, elements, History(f"memory {name}"), 0, shape)
+
+    @staticmethod
+    def reinterpret(memory, _dtype, shape, _layout):
+        if torch.Size(shape).numel() != torch.Size(memory.shape).numel():
+            raise ValueError(f"{memory.shape} viewed as {shape}")
+        return memory.view(memory.offset, shape)
+
+    def init(self, barrier, count):
+        barrier.init(count, self.me)
+
+    def expect(self, barrier, num_bytes):
+        barrier.arrive(self.me, 1, num_bytes)
+
+    def arrive(self, barrier, count):
+        barrier.arrive(self.me, count)
+
+    def wait(self, barrier, parity):
+        me = self.me
+        needed = barrier.needs(me, int(parity))
+        self.turns.wait(lambda: barrier.completed >= needed)
+        barrier.acquire(me, needed)
+
+    def barrier(self):
+        self.me.gather()
+
+    def fence_async_shared(self):
+        self.me.fence()
+
+    def async_load(self, descriptor, origin, barrier, memory):
+        if list(memory.shape) != list(descriptor.block):
+            raise ValueError(f"a box of {descriptor.block} into {memory.shape}")
+        if not barrier.is_fenced:
+            raise SimulationError(f"{barrier.name} is used by a copy but not fenced")
+        access = memory.access("copy", is_plain=False)
+        memory.history.write(access)
+        over = barrier.landing(self.me)
+        self.landings.append(over)
+        memory.put(torch.full(memory.shape, float("nan"), dtype=memory.dtype))
+        box = descriptor.box([int(i) for i in origin])
+
+        def land():
+            memory.put(box)
+            barrier.landed(box.numel() * box.itemsize, over)
+            access.over = over
+
+        self.turns.copies.append(land)
+
+    def warpgroup_mma(self, a, b, acc, *, use_acc=True, is_async=False):
+        if not is_async:
+            raise NotImplementedError("synchronous products")
+        product = Product(a, b, acc, use_acc=use_acc)
+        return self._my_products().issue(product)
+
+    def warpgroup_mma_wait(self, outstanding, deps):
+        return self._my_products().wait(self.me, outstanding, deps)
+
+    def _my_products(self):
+        return self.in_flight.setdefault(self.me, InFlight())
+
+    def warp_specialize(self, partitions, num_warps, _registers):
+        self.main.gather()
+        bodies = {}
+        for (function, arguments), warps in zip(
+            partitions, (self.main.num_warps, *num_warps), strict=True
+        ):
+            agent = Agent(function.__name__, num_warps=warps)
+            merge(agent.clock, self.main.published())
+            bodies[agent] = lambda f=function, a=arguments: f(*a)
+        self.turns.run(bodies)
+        if self.turns.failures:
+            raise self.turns.failures[0]
+        for agent in bodies:
+            merge(self.main.clock, {**agent.clock, agent: agent.now})
+        self._check_end()
+
+    def _check_end(self):
+        for barrier in self.barriers:
+            barrier.check_end()
+        if not all(self.main.knows(moment) for moment in self.landings):
+            raise SimulationError("the program ends with a copy that nobody awaits")
+        if any(flight.products for flight in self.in_flight.values()):
+            raise SimulationError("a partition ends with a product in flight")

@@ -1,0 +1,79 @@
+"""Global memory: pointers, and descriptors as the copy engine reads them."""
+
+from __future__ import annotations
+
+import types
+
+import torch
+
+from .scalars import Scalar
+
+
+class Pointer:
+    """Elements of a flat tensor, and where this pointer (or block of them) points."""
+
+    def __init__(self, tensor, offset=0):
+        self.tensor = tensor
+        self.offset = offset
+        self.dtype = types.SimpleNamespace(element_ty=tensor.dtype)
+
+    def __add__(self, other):
+        if isinstance(other, torch.Tensor):
+            other = other.long()
+        offset = self.offset
+        if isinstance(other, int) and isinstance(offset, int):
+            return Pointer(self.tensor, int(offset) + int(other))
+        return Pointer(self.tensor, offset + other)
+
+    def load(self, mask, other):
+        if isinstance(self.offset, torch.Tensor):
+            raise NotImplementedError("block loads are not used by these kernels")
+        if mask is not None and not mask:
+            return other
+        if not 0 <= self.offset < self.tensor.numel():
+            raise IndexError("a load outside of a global tensor")
+        value = self.tensor[self.offset].item()
+        return value if isinstance(value, float) else Scalar(value)
+
+    def store(self, value, mask):
+        offset = torch.as_tensor(self.offset)
+        value = torch.as_tensor(value, dtype=self.tensor.dtype)
+        if mask is not None:
+            mask = mask.expand(offset.shape)
+            offset, value = offset[mask], value.expand(mask.shape)[mask]
+        size = self.tensor.numel()
+        if offset.numel() and not 0 <= offset.min() <= offset.max() < size:
+            raise IndexError("a store outside of a global tensor")
+        self.tensor[offset] = value
+
+
+class ElementType:
+    """The element type of a descriptor."""
+
+    def __init__(self, dtype):
+        self.torch = dtype
+        self.primitive_bitwidth = dtype.itemsize * 8
+
+
+class Descriptor:
+    """A tensor as the copy engine sees it: boxes, zeros outside of it."""
+
+    def __init__(self, tensor, block):
+        self.tensor = tensor
+        self.block = block
+        self.dtype = ElementType(tensor.dtype)
+        self.layout = "descriptor layout"
+
+    def box(self, origin):
+        result = torch.zeros(self.block, dtype=self.tensor.dtype)
+        source, target = [], []
+        for start, size, extent in zip(
+            origin, self.block, self.tensor.shape, strict=True
+        ):
+            low, high = max(start, 0), min(start + size, extent)
+            if low >= high:
+                return result
+            source.append(slice(low, high))
+            target.append(slice(low - start, high - start))
+        result[tuple(target)] = self.tensor[tuple(source)]
+        return result
