@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mla_decode_cuda_flashmla.library import look_up
+
 sys.path.insert(0, str(Path(__file__).parent))  # helpers are importable by name
 
 
@@ -49,6 +51,20 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def forget_libraries():
+    """No kernel library is imported before the test, and none that it wrote after it."""
+    roots = ("aiter", "flash_mla")
+    names = [name for name in sys.modules if name.partition(".")[0] in roots]
+    before = {name: sys.modules.pop(name) for name in names}
+    look_up.cache_clear()
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in roots]:
+        del sys.modules[name]
+    sys.modules.update(before)
+    look_up.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mla_decode.backend import Backend
     from mla_decode.builder import MLADecodeMetadataBuilder
+    from mla_decode.device import DeviceInfo
 
 SEQ_LEN = 10
 """Keys of the check: so few that one masked or missing key moves every value."""
@@ -77,11 +78,20 @@ def self_check(
             for check in failed
         ]
         raise BackendRefused(
-            f"{backend.name} failed its numeric self-check on "
+            f"{_named(backend, builder.device_info)} failed its numeric self-check on "
             f"{builder.device_info.arch}.",
             {backend.name: reasons},
         )
     return checks
+
+
+def _named(backend: Backend, device: DeviceInfo) -> str:
+    """The backend with its library's version, where it can tell: not its build."""
+    asked = getattr(backend, "inner", backend)  # of a rewrite
+    versions: Any = getattr(asked, "library_versions", None)
+    found = {} if versions is None else versions(device)
+    told = ", ".join(f"{library} {version}" for library, version in found.items())
+    return f"{backend.name} ({told})" if told else backend.name
 
 
 def _check_block(

@@ -92,3 +92,15 @@ def test_a_rewrite_is_checked_like_a_kernel(decoder, narrow):
     problem = problem_of(**kwargs, q_dtype="fp32", kv_dtype="fp32", out_dtype="fp32")
     checked = decoder(backend, problem, check_values=True)
     assert checked.selection.plan.kind == "fold"
+
+
+class Versioned(Wrong):
+    """Tells which library it calls."""
+
+    def library_versions(self, device):
+        return {"some-lib": f"1.2 for {device.arch}"}
+
+
+def test_a_wrong_library_is_named_with_its_version(decoder):
+    with pytest.raises(BackendRefused, match=r"wrong \(some-lib 1\.2 for cpu\) failed"):
+        decoder(Versioned(causal=True), problem_of(), check_values=True)
