@@ -17,6 +17,7 @@ from mla_decode import (
 from mla_decode.dtypes import torch_dtype
 from mla_decode.reference import ReferenceBackend
 from mla_decode.reference.oracle import decode_oracle
+from mla_decode_cuda_flashmla.simulator.graph import SimulatedGraph
 
 SCALE = 192**-0.5
 CPU = DeviceInfo.assume("cpu")
@@ -113,7 +114,7 @@ class Step:
             num_reqs=len(lens),
             num_actual_tokens=rows,
             max_query_len=longest,
-            max_seq_len=max([*lens, 1]),
+            max_seq_len=max([*lens, 0]),
             block_table_tensor=table,
             causal=causal,
         )
@@ -130,6 +131,19 @@ class Step:
         step.common = replace(self.common, **fields)
         step.causal = fields.get("causal", self.causal)
         return step
+
+    def with_lens(self, lens, live=None):
+        """The same tensors with shorter lengths; requests past `live` become pads."""
+        live = len(lens) if live is None else live
+        blocks = self.common.query_start_loc_cpu.diff()
+        blocks[live:] = 0
+        starts = torch.cat((torch.zeros(1), blocks.cumsum(0))).int()
+        return self.changed(
+            query_start_loc=starts.clone(),
+            query_start_loc_cpu=starts,
+            seq_lens=torch.tensor(lens, dtype=torch.int32),
+            max_seq_len=max([*lens, 0]),
+        )
 
     def outputs(self, fill=torch.nan):
         """Buffers for `out` and, where the problem asks for it, `lse`."""
@@ -223,3 +237,42 @@ def narrow(**fields):
     row = replace(capability.row("cpu"), **fields)
     namespace = {"capability": Capability(rows=(row,))}
     return type("Narrow", (ReferenceBackend,), namespace)()
+
+
+class Recorded:
+    """A step as a graph records it: over its own tensors, replayed after later plans.
+
+    A simulated FlashMLA is captured operator by operator. Elsewhere a replay is the
+    recorded metadata run again, whose tensors a later plan must have refreshed.
+
+    Args:
+        decoder: Of a problem with graphs.
+        step: Its tensors stay; later steps change lengths and tables alone.
+    """
+
+    def __init__(self, decoder, step):
+        self.decoder, self.step = decoder, step
+        self.plan = decoder.plan_for_capture(step.common)
+        self.given = step.outputs()
+        self.found = step.run(decoder, self.plan, **self.given)  # engines warm up
+        self.graph = None
+        if "FlashMLA" in type(self.plan).__name__ or "FlashMLA" in str(
+            type(getattr(self.plan, "inner", None))
+        ):
+            self.graph = SimulatedGraph()
+            with self.graph.capture():
+                self.found = step.run(decoder, self.plan, **self.given)
+
+    def replay(self, step=None):
+        """Plan another step of the same shape, replay the recorded one, and check."""
+        step = step or self.step
+        newest = self.decoder.plan(step.common)
+        for tensor in self.given.values():
+            tensor.fill_(torch.nan)
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self.plan.generation = newest.generation
+            self.found = self.step.run(self.decoder, self.plan, **self.given)
+        step.check(self.found)
+        return self.found
