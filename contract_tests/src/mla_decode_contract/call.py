@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -172,7 +173,25 @@ def check(
             f"the contract says float32 {list(expected[:2])}",
         )
         lse_error = (result.lse.cpu().double() - lse64).abs()[~empty]
-        _measure(scene, f"{label}lse", lse_error, lse_units(lse_ref, lse64)[~empty])
+        _measure(
+            scene,
+            f"{label}lse",
+            lse_error,
+            lse_units(lse_ref, lse64)[~empty],
+            hint=other_base(result.lse.cpu().double()[~empty], lse64[~empty]),
+        )
+
+
+def other_base(found: Tensor, right: Tensor) -> str:
+    """What to say of an lse that is the logarithm to base 2; else nothing.
+
+    Args:
+        found: What came, of rows with keys.
+        right: The natural logarithm of the same rows.
+    """
+    if found.numel() and torch.allclose(found * math.log(2.0), right, atol=1e-2):
+        return "; it is the base-2 logarithm: log2 returned, times ln 2 is right"
+    return ""
 
 
 def check_empty(result: Result, empty: Tensor, label: str = "") -> None:
@@ -210,7 +229,9 @@ def units_apart(scene: Scene, left: Tensor, right: Tensor) -> float:
     return float((apart / unit.clamp(min=1e-30)).max())
 
 
-def _measure(scene: Scene, quantity: str, error: Tensor, unit: Tensor) -> None:
+def _measure(
+    scene: Scene, quantity: str, error: Tensor, unit: Tensor, hint: str = ""
+) -> None:
     if error.numel() == 0:
         return
     ctx = scene.ctx
@@ -236,7 +257,7 @@ def _measure(scene: Scene, quantity: str, error: Tensor, unit: Tensor) -> None:
         raise ValueViolation(
             f"{quantity}: {wrong} of {ratio.numel()} rows are wrong; the worst by "
             f"{measurement.error:.3g}, {measurement.units:.3g} units of the dtype's "
-            f"own rounding (budget {measurement.budget:g})"
+            f"own rounding (budget {measurement.budget:g}){hint}"
         )
 
 
