@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mla_decode.answers import PlainAnswers
 from mla_decode.backend import CliOption, Cost
 from mla_decode.device import DeviceInfo
 from mla_decode.errors import ArgumentError
+from mla_decode.mask import Mask
 from mla_decode_cuda_flashmla.forward import FlashMLAForward
 from mla_decode_cuda_flashmla.inspection import LibraryRefused
 from mla_decode_cuda_flashmla.library import library_for
@@ -32,6 +34,19 @@ def _assume_release(device: DeviceInfo, release: str) -> DeviceInfo:
     return DeviceInfo.assume(
         device.arch, libraries={**device.libraries, "flash-mla": release}
     )
+
+
+class FlashMLAAnswers(PlainAnswers):
+    """What the library serves, with the walks of a block known from its rows."""
+
+    def fewest_walks(
+        self, problem: DecodeProblem, query_len: int, mask: Mask, num_q_heads: int
+    ) -> int | None:
+        """One walk a tile of 64 rows; none for a block that no kernel masks."""
+        del problem
+        if mask is Mask.NON_CAUSAL:
+            return None
+        return -(-query_len * num_q_heads // TILE_ROWS)
 
 
 class FlashMLABackend(FlashMLAForward):
@@ -79,6 +94,10 @@ class FlashMLABackend(FlashMLAForward):
             index_entries=8 * parts + problem.max_num_reqs + 1,
             call_bytes=call_bytes(problem, num_sms),
         )
+
+    def answers(self, device: DeviceInfo) -> FlashMLAAnswers:
+        """What a planner asks."""
+        return FlashMLAAnswers(backend=self, device=device)
 
     def evidence(self, device: DeviceInfo) -> str:
         """``simulated`` for an assumed device, else ``hardware``."""

@@ -7,6 +7,7 @@ from importlib import metadata as importlib_metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from mla_decode.answers import PlainAnswers
 from mla_decode.backend import BackendBase, Cost
 from mla_decode.errors import ArgumentError
 from mla_decode.refusal import Refusal, RefusalCode
@@ -20,7 +21,22 @@ if TYPE_CHECKING:
     from mla_decode.builder import MLADecodeMetadataBuilder
     from mla_decode.device import DeviceInfo
     from mla_decode.forward_check import CheckedCall
+    from mla_decode.mask import Mask
     from mla_decode.problem import DecodeProblem
+
+
+class TritonAnswers(PlainAnswers):
+    """What the kernels serve, with the walks of a block known from its rows."""
+
+    def fewest_walks(
+        self, problem: DecodeProblem, query_len: int, mask: Mask, num_q_heads: int
+    ) -> int | None:
+        """A walk for each of the largest tiles that may take the rows."""
+        del mask
+        arch = ARCH_TILES.get(self.device.arch)
+        if arch is None:
+            return None
+        return -(-query_len * num_q_heads // arch.most_rows(problem.kv_dtype))
 
 
 class TritonMLABackend(BackendBase):
@@ -80,6 +96,10 @@ class TritonMLABackend(BackendBase):
             launches=1 if plan.num_splits == 1 else 2,
             workspace_bytes=workspace_bytes(problem, arch),
         )
+
+    def answers(self, device: DeviceInfo) -> TritonAnswers:
+        """What a planner asks."""
+        return TritonAnswers(backend=self, device=device)
 
     def evidence(self, device: DeviceInfo) -> str:
         """What ran where; no AMD device has run these kernels."""

@@ -114,15 +114,20 @@ def workspace_rows(problem: DecodeProblem, arch: ArchTiles) -> int:
         capacity = arch.num_units * tile.residents
         steps = -(-problem.max_model_len // tile.tokens)
         row_tiles = -(-num_rows // tile.rows)
-        for num_reqs in range(1, problem.max_num_reqs + 1):
+        num_reqs = 1
+        while num_reqs <= problem.max_num_reqs:
             splits = _most_splits(
                 programs=num_reqs * row_tiles,
                 capacity=capacity,
                 steps=steps,
                 cap=_cap(problem),
             )
-            if splits > 1:
-                most = max(most, num_reqs * num_rows * splits)
+            if splits == 1:
+                break
+            # The most requests that may still be cut into as many pieces.
+            last = min(problem.max_num_reqs, 2 * capacity // (splits * row_tiles))
+            most = max(most, last * num_rows * splits)
+            num_reqs = last + 1
     return most
 
 

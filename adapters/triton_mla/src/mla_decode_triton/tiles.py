@@ -50,8 +50,16 @@ class ArchTiles:
 
     def tile(self, num_rows: int, kv_dtype: str) -> Tile:
         """The smallest tile that holds the rows, or the largest there is."""
-        tiles = self.fp8_tiles if kv_dtype == "fp8" else self.tiles
+        tiles = self._tiles_of(kv_dtype)
         return next((tile for tile in tiles if tile.rows >= num_rows), tiles[-1])
+
+    def most_rows(self, kv_dtype: str) -> int:
+        """Rows of the largest tile: what one walk of the KV can serve."""
+        tiles = self._tiles_of(kv_dtype)
+        return tiles[-1].rows if tiles else 1
+
+    def _tiles_of(self, kv_dtype: str) -> tuple[Tile, ...]:
+        return self.fp8_tiles if kv_dtype == "fp8" else self.tiles
 
 
 _NARROW = Tile(rows=16, tokens=32, num_warps=4, stages=3, widened="fp16", residents=2)

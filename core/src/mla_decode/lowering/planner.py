@@ -40,7 +40,9 @@ def _assemble(
     problem: DecodeProblem, blocks: list[BlockPlan], answers: Answers
 ) -> Plan:
     """The plan of all blocks; those of one lowered problem share its inner builder."""
-    if all(block.rewrite.is_native for block in blocks):
+    if blocks[0].rewrite.lowered is problem:
+        held = blocks[0].cost.workspace_bytes
+    elif all(block.rewrite.is_native for block in blocks):
         held = answers.cost(problem).workspace_bytes
     else:
         inner = {

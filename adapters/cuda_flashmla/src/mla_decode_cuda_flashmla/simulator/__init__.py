@@ -9,6 +9,7 @@ What it leaves out: time, and the order in which the card adds.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from mla_decode.refusal import Refusal, RefusalCode
@@ -62,6 +63,12 @@ def library(libraries: Mapping[str, str]) -> Library:
         module = sched_meta_api
     else:
         module = tile_metadata_api
+    return _library_of(module, name, version)
+
+
+@lru_cache(maxsize=16)
+def _library_of(module: ModuleType, name: str, version: str) -> Library:
+    """The inspected module under the assumed name; it never changes."""
     found = inspect_module(module)
     return replace(found, distribution=f"{name} (simulated)", version=version)
 
