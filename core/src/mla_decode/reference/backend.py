@@ -53,6 +53,7 @@ def _row(arch: str) -> CapabilityRow:
             else Support.NOT_IMPLEMENTED,
             Feature.PAGE_STRIDE: Support.YES,
             Feature.SPLIT_CAP: Support.YES,
+            Feature.BATCH_INVARIANCE: Support.YES,
         },
         source=Source.DECLARED,
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mla_decode.batch import QueryLenSupport
 from mla_decode.builder import GraphSupport, MLADecodeMetadataBuilder
-from mla_decode.metadata import DecodeMetadata
+from mla_decode.metadata import DecodeMetadata, StepFacts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,14 +20,20 @@ class ReferenceMetadata(DecodeMetadata):
     seq_lens_host: list[int]
     starts_host: list[int]
 
+    def facts(self) -> StepFacts:
+        """Torch's own operators; a walk is never split."""
+        found = DecodeMetadata.facts(self)
+        return replace(found, path="torch", max_splits=1)
+
 
 class ReferenceMetadataBuilder(MLADecodeMetadataBuilder):
-    """Any mix of blocks. Reads seq_lens on the host, which on a GPU is a sync."""
+    """Any mix of blocks."""
 
     query_len_support = QueryLenSupport.VARLEN
     graph_support = GraphSupport.NEVER
     supports_non_causal_multi_token_decode = True
     supports_non_causal_multi_token_dcp = True
+    host_reads_lengths = True
 
     def _build_decode(
         self,
