@@ -57,6 +57,7 @@ def test_the_class_attributes_default_to_the_least():
     assert cls.graph_support is GraphSupport.NEVER
     assert cls.supports_non_causal_multi_token_decode is False
     assert cls.supports_non_causal_multi_token_dcp is False
+    assert cls.host_reads_lengths is False
     assert (
         GraphSupport.NEVER
         < GraphSupport.SINGLE_TOKEN

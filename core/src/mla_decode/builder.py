@@ -70,6 +70,9 @@ class MLADecodeMetadataBuilder(abc.ABC):
     graph_support: ClassVar[GraphSupport] = GraphSupport.NEVER
     supports_non_causal_multi_token_decode: ClassVar[bool] = False
     supports_non_causal_multi_token_dcp: ClassVar[bool] = False
+    host_reads_lengths: ClassVar[bool] = False
+    """Whether `build` waits for the device, to read the lengths on the host. Declared,
+    it is the one wait that the contract lets pass; `forward` never waits."""
     _splits_causal_blocks: ClassVar[bool] = False
     """Core's lowered builder alone: it gives each row its own local length."""
 
@@ -123,7 +126,8 @@ class MLADecodeMetadataBuilder(abc.ABC):
     def build(self, common: CommonAttentionMetadata) -> DecodeMetadata:
         """Validate the batch, record its mask, and build the backend's metadata.
 
-        No host-device synchronisation under ``validate="host"``. The metadata is bound
+        No host-device synchronisation under ``validate="host"``, unless the class
+        declares `host_reads_lengths`. The metadata is bound
         to the lengths and the table that it was built from: the next build on this
         builder makes it stale.
 
