@@ -3,8 +3,17 @@
 import pytest
 import torch
 from fault_steps import CPU, SCALE, SERVERS, Step, decoder_of, problem_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mla_decode import DecodeOutput, StaleMetadataError, detect_device
+from mla_decode import (
+    BackendRefused,
+    DecodeOutput,
+    StaleMetadataError,
+    detect_device,
+    select,
+)
+from mla_decode.workspace import held_bytes
 from mla_decode_cuda_flashmla.simulator import SimulatedGraph, launches
 
 LAYERS = 61
@@ -98,6 +107,72 @@ def test_everything_that_aiter_reads_is_built_into_buffers_that_stay():
         seen.add(tuple(tensor.data_ptr() for tensor in addresses))
         step.check(step.run(decoder, plan))
     assert len(seen) == 1
+
+
+CAPS = (1, 2, 3, 5, 8, 16, 64, 128, None)
+
+
+@pytest.mark.fault("PERF-04")
+@pytest.mark.parametrize("server", ["reference", "interpreted Triton"])
+@settings(max_examples=15)
+@given(
+    heads=st.sampled_from([1, 16, 128]),
+    query_len=st.sampled_from([1, 4]),
+    requests=st.sampled_from([1, 8, 64, 512]),
+    dtypes=st.sampled_from(["bf16 bf16", "bf16 fp8"]),
+)
+def test_scratch_grows_with_the_cap_on_splits_and_never_past_none(
+    server, heads, query_len, requests, dtypes
+):
+    name, device = SERVERS[server]
+    sizes = []
+    for cap in CAPS:
+        problem = problem_of(
+            heads,
+            query_len,
+            dtypes=dtypes,
+            max_num_reqs=requests,
+            max_model_len=32768,
+            max_splits=cap,
+        )
+        sizes.append(select(problem, device, name).workspace.total)
+    assert sizes == sorted(sizes)
+    if server != "reference" and requests == 1:
+        assert sizes[0] < sizes[-1]
+
+
+@pytest.mark.fault("PERF-04")
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_budget_refuses_one_byte_less_before_anything_is_allocated(
+    server, monkeypatch
+):
+    name, device = SERVERS[server]
+    problem = problem_of(128, 2, max_num_reqs=64)
+    workspace = select(problem, device, name).workspace
+
+    def forbidden(*_args, **_kwargs):
+        raise AssertionError("memory was taken before the budget was asked")
+
+    with monkeypatch.context() as patch:
+        for maker in ("empty", "zeros", "ones", "full", "arange"):
+            patch.setattr(torch, maker, forbidden)
+        with pytest.raises(BackendRefused) as caught:
+            decoder_of(
+                problem, SERVERS[server], workspace_limit_bytes=workspace.total - 1
+            )
+    (reason,) = caught.value.refusals
+    assert str(reason.code) == "workspace"
+    assert str(workspace.total) in reason.got
+    assert "raise the limit" in reason.fix
+    decoder = decoder_of(
+        problem, SERVERS[server], workspace_limit_bytes=workspace.total
+    )
+    step = Step(problem, device, [9, 4])
+    plan = decoder.plan(step.common)
+    if server != "interpreted Triton":  # 128 heads are seconds there
+        step.check(step.run(decoder, plan))
+    assert held_bytes(decoder.builder) <= workspace.total
+    assert decoder.report().workspace_bytes == workspace.total
 
 
 @pytest.mark.fault("PERF-03")
