@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import contract_page
 import faults
 import hardware_reports
 
@@ -43,6 +44,7 @@ ORDER = (
     "adapter.md",
     "contract.md",
     "contract-kit.md",
+    "hardware-ci.md",
     "support.md",
     "refusals.md",
     "lowering.md",
@@ -52,6 +54,7 @@ ORDER = (
     "triton.md",
     "hopper.md",
     "reports.md",
+    "reports/published.md",
     "faults.md",
     "upstream.md",
     "glossary.md",
@@ -75,16 +78,20 @@ def on_config(config: Any) -> Any:
     docs = Path(config["docs_dir"])
     found = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
     named = [page for page in ORDER if page in found]
-    config["nav"] = named + sorted(found - set(named))
+    left = found - set(named)
+    reports = sorted(page for page in left if page.startswith("reports/"))
+    config["nav"] = [*named, *sorted(left - set(reports)), {"Each report": reports}]
     return config
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Fill in what comes from the code; name files outside the site by their path.
 
     On GitHub such links work, in the site they would lead nowhere.
     """
     filled = MARKER.sub(lambda found: PARTS[found[1]](), markdown)
+    if "/" in page.file.src_uri:
+        return filled  # one folder down, such links stay inside the site
     return OUTSIDE.sub(r"\1 (`\2`)", filled)
 
 
@@ -242,4 +249,5 @@ PARTS: dict[str, Callable[[], str]] = {
     "refusals": refusals,
     "received": received,
     "faults": faults.tables,
+    **contract_page.PARTS,
 }
