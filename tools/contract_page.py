@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
@@ -75,8 +76,7 @@ def _words(case: Case) -> Iterator[str]:
 
 def _cell(text: str) -> str:
     """Text in a table; names with underscores are code."""
-    words = (f"`{w}`" if "_" in w.strip("_.,;:()") else w for w in text.split(" "))
-    return " ".join(words).replace("|", "\\|")
+    return re.sub(r"\w*_\w+", r"`\g<0>`", text).replace("|", "\\|")
 
 
 PARTS: dict[str, Callable[[], str]] = {
