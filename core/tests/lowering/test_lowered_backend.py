@@ -47,6 +47,16 @@ def test_a_causal_plan_claims_no_non_causal_block(narrow, decoder):
     assert not lowered.supports_non_causal(CPU)
 
 
+@pytest.mark.parametrize("reads", [True, False])
+def test_it_reads_lengths_on_the_host_where_the_inner_does(
+    narrow, decoder, monkeypatch, reads
+):
+    inner = narrow({(1, Mask.CAUSAL, 16): 1})
+    monkeypatch.setattr(inner.builder_cls, "host_reads_lengths", reads)
+    lowered = decoder(inner, problem(4, {4}, {Mask.NON_CAUSAL})).backend
+    assert lowered.builder_cls.host_reads_lengths is reads
+
+
 @pytest.mark.parametrize("passes_out", [True, False])
 @pytest.mark.parametrize("needs_lse", [True, False])
 def test_a_padded_block_gives_its_rows_with_and_without_an_lse(

@@ -40,6 +40,7 @@ class LoweredBackend(BackendBase):
             "inner": inner,
             "plan": plan,
             "graph_support": inner.builder_cls.graph_support,
+            "host_reads_lengths": inner.builder_cls.host_reads_lengths,
         }
         self._builder_cls = type("LoweredBuilder", (LoweredBuilder,), namespace)
 
