@@ -6,6 +6,7 @@ import unittest
 from dataclasses import replace
 
 import pytest
+import torch
 
 from mla_decode.capability import Capability, Feature, Support
 from mla_decode.errors import BackendRefused
@@ -239,3 +240,82 @@ def test_graphs_declared_but_never_captured_fail(reference, target):
     result = run_case("stable.addresses", backend, target)
     assert result.outcome is Outcome.FAILED
     assert copy.copy(result).failure.kind is FailureKind.VALUE
+
+
+class _Waits:
+    """Stands for torch.cuda of a device: host reads of the lengths raise on demand."""
+
+    def __init__(self, monkeypatch):
+        self.is_watched = False
+        monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+        monkeypatch.setattr("torch.cuda.set_sync_debug_mode", self._set)
+        read = torch.Tensor.tolist
+
+        def tolist(tensor):
+            if self.is_watched and tensor.dtype == torch.int32 and tensor.numel() == 2:
+                raise RuntimeError("called a synchronizing CUDA operation")
+            return read(tensor)
+
+        monkeypatch.setattr("torch.Tensor.tolist", tolist)
+
+    def _set(self, mode):
+        self.is_watched = mode == "error"
+
+
+def test_a_declared_wait_of_build_passes_and_is_noted(reference, target, monkeypatch):
+    _Waits(monkeypatch)
+    assert reference.builder_cls.host_reads_lengths
+    result = run_case("sync.no_synchronisation", reference, target)
+    assert (result.outcome, result.failure) == (Outcome.PASSED, None)
+    assert result.notes == (
+        "build waits for the device, as host_reads_lengths declares",
+    )
+
+
+def test_an_undeclared_wait_of_build_fails(reference, target, monkeypatch):
+    _Waits(monkeypatch)
+    builder = derive_builder(ReferenceMetadataBuilder, host_reads_lengths=False)
+    silent = derive(reference, builder_cls=property(lambda _: builder))
+    result = run_case("sync.no_synchronisation", silent, target)
+    assert result.failure.kind is FailureKind.VALUE
+    assert "host_reads_lengths is not declared" in result.failure.message
+
+
+def test_a_declared_wait_that_does_not_come_fails(reference, target, monkeypatch):
+    _Waits(monkeypatch)
+    monkeypatch.setattr("torch.cuda.set_sync_debug_mode", lambda _: None)
+    result = run_case("sync.no_synchronisation", reference, target)
+    assert result.failure.kind is FailureKind.VALUE
+    assert "yet build does not wait" in result.failure.message
+
+
+def test_a_wait_of_forward_fails_whatever_is_declared(reference, target, monkeypatch):
+    _Waits(monkeypatch)
+    right = type(reference).forward
+
+    def forward(self, q, kv_cache, metadata, **kwargs):
+        metadata.seq_lens.tolist()
+        return right(self, q, kv_cache, metadata, **kwargs)
+
+    result = run_case(
+        "sync.no_synchronisation", derive(reference, forward=forward), target
+    )
+    assert result.failure.kind is FailureKind.VALUE
+    assert "forward waits for the device" in result.failure.message
+
+
+def test_another_error_of_a_step_is_no_wait(reference, target, monkeypatch):
+    _Waits(monkeypatch)
+    right = type(reference).forward
+    calls = []
+
+    def forward(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) > 1:
+            raise RuntimeError("out of memory")
+        return right(self, *args, **kwargs)
+
+    result = run_case(
+        "sync.no_synchronisation", derive(reference, forward=forward), target
+    )
+    assert result.failure.kind is FailureKind.CRASH

@@ -1,10 +1,15 @@
 """Every mutant is caught by a case of the clause that it breaks, never by a crash."""
 
+from dataclasses import replace
+
 import pytest
 
+from mla_decode.builder import GraphSupport
+from mla_decode.capability import Capability, Feature, Support
 from mla_decode.device import DeviceInfo
 from mla_decode.reference import ReferenceBackend
 from mla_decode_contract.mutants import MUTANTS
+from mla_decode_contract.mutants.mutant import derive, derive_builder
 from mla_decode_contract.outcome import FailureKind, Outcome
 from mla_decode_contract.pool import Pool
 from mla_decode_contract.runner import run_case
@@ -18,6 +23,18 @@ ENDS = {
 IN_PROCESS = [mutant for mutant in MUTANTS.values() if mutant.name not in ENDS]
 
 
+def _with_graphs(backend):
+    """The reference, were its builders captured: core keeps the addresses."""
+    row = backend.capability.row("cpu")
+    features = {**row.features, Feature.GRAPHS: Support.YES}
+    builder = derive_builder(backend.builder_cls, graph_support=GraphSupport.ALWAYS)
+    return derive(
+        backend,
+        capability=Capability(rows=(replace(row, features=features),)),
+        builder_cls=property(lambda _: builder),
+    )
+
+
 def test_there_are_at_least_forty():
     assert len(MUTANTS) >= 40
     assert all(mutant.purpose.endswith(".") for mutant in MUTANTS.values())
@@ -25,7 +42,8 @@ def test_there_are_at_least_forty():
 
 @pytest.mark.parametrize("mutant", IN_PROCESS, ids=lambda mutant: mutant.name)
 def test_a_case_of_the_broken_clause_catches_it(mutant, reference):
-    wrong = mutant.apply(reference)
+    right = _with_graphs(reference) if "graphs" in mutant.needs else reference
+    wrong = mutant.apply(right)
     target = Target(
         backend="reference", device=DeviceInfo.assume("cpu"), mutant=mutant.name
     )
@@ -37,6 +55,36 @@ def test_a_case_of_the_broken_clause_catches_it(mutant, reference):
             break
     assert failed
     assert {result.failure.kind for result in failed} <= ASSERTIONS
+
+
+ONLY_BY = {
+    "address_in_32_bits": {"reads.page_past_2_31"},
+    "query_taken_as_packed": {
+        "reads.strided_query",
+        "reads.query_transposed",
+        "reads.query_pair_views",
+    },
+    "first_scale_kept": {"scale.fp8_per_layer"},
+    "last_odd_head_lost": {"heads.around_multiples", "heads.odd"},
+    "buffers_renewed": {"stable.growing_builds"},
+    "thread_of_the_build": {"ubatch.threads_in_turn"},
+}
+"""Faults that every other case of the clause lets through."""
+
+
+@pytest.mark.parametrize("name", ONLY_BY)
+def test_some_faults_show_in_one_place_alone(name, reference):
+    mutant = MUTANTS[name]
+    right = _with_graphs(reference) if "graphs" in mutant.needs else reference
+    target = Target(backend="reference", device=DeviceInfo.assume("cpu"), mutant=name)
+    results = [
+        run_case(case.id, mutant.apply(right), target)
+        for case in mutant.cases()
+        if case.profile == "cpu"
+    ]
+    failed = {r.case for r in results if r.outcome is Outcome.FAILED}
+    assert failed
+    assert failed <= ONLY_BY[name]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=lambda mutant: mutant.name)

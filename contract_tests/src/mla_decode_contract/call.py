@@ -12,6 +12,7 @@ from mla_decode.dtypes import torch_dtype
 from mla_decode.mask import Mask
 from mla_decode.problem import LATENT_WIDTH
 from mla_decode_contract.outcome import Measurement
+from mla_decode_contract.reachable import poison_floats
 from mla_decode_contract.rounding import lse_units, out_units, rounded_decode
 from mla_decode_contract.scene import poison
 from mla_decode_contract.violations import ValueViolation, require
@@ -108,10 +109,14 @@ def decode(
     metadata: DecodeMetadata | None = None,
     **changes: Any,
 ) -> Result:
-    """Build (unless metadata is given) and call into fenced, poisoned buffers."""
+    """Build (unless metadata is given) and call into fenced, poisoned buffers.
+
+    What the builder's workspace holds before a build is poisoned, too.
+    """
     if metadata is None:
         if builder is None:
             builder = scene.ctx.builder(scene.problem)
+        poison_floats(builder)
         metadata = builder.build(scene.common)
     out, lse = output_buffers(scene)
     buffers: dict[str, Any] = {"out": out.tensor}

@@ -92,6 +92,7 @@ CASES: tuple[Case, ...] = (
     _case("builder.called_by_keyword", _C.BUILDER, "_build_decode is called once a build, by keyword, with the lengths and table of the batch."),
     _case("builder.state_is_recorded", _C.BUILDER, "build leaves the ubatch's mask and block length on the instance.", "non_causal"),
     _case("version.is_compatible", _C.VERSION, "The contract that the adapter was written to works with the installed core.", quick=True),
+    _case("version.skew_refused", _C.VERSION, "Written to a newer minor, another major or no version at all, the adapter is refused with code version.", quick=True),
     # MASK
     _case("mask.causal.tail_aligned", _C.MASK, "Token t of a causal block sees seq_len - Q + t + 1 keys, on a context of ten.", "causal_block", quick=True),
     _case("mask.causal.row0_hides_sibling", _C.MASK, "The first row of a causal block is what a one-token step over the shorter sequence gives.", "causal_block", quick=True),
@@ -131,6 +132,7 @@ CASES: tuple[Case, ...] = (
     _case("scale.is_applied", _C.SCALE, "The caller's scale is used, not one that the width 576 suggests."),
     _case("scale.fp8_is_required", _C.SCALE, "An fp8 cache without its scale, or with a host float, is a ValueError.", "fp8"),
     _case("scale.fp8_is_applied", _C.SCALE, "The scales of fp8 data reach scores and values.", "fp8"),
+    _case("scale.fp8_per_layer", _C.SCALE, "Layers with fp8 scales of their own share one metadata.", "fp8"),
     _case("scale.fp8_cache_as_uint8", _C.SCALE, "An fp8 cache may arrive as uint8.", "fp8"),
     _case("scale.unasked_refused", _C.SCALE, "A scale for a tensor that is not fp8 is a ValueError."),
     # EMPTY
@@ -166,15 +168,21 @@ CASES: tuple[Case, ...] = (
     _case("reads.inputs_unchanged", _C.READS, "Query, cache, table and lengths are left as they were."),
     _case("reads.strided_query", _C.READS, "A query whose rows do not lie back to back."),
     _case("reads.query_pair", _C.READS, "The pair (nope, rope) gives what the joined query gives."),
+    _case("reads.query_pair_views", _C.READS, "The pair may be two views of one projection."),
+    _case("reads.query_transposed", _C.READS, "A query that was computed head by head, and its first tokens only."),
+    _case("reads.table_strides", _C.READS, "Table rows back to back, and a window of a wider table."),
+    _case("reads.page_past_2_31", _C.READS, "Pages past 2^31 elements are found: address arithmetic is 64-bit."),
     # HEADS
     _case("heads.smallest", _C.HEADS, "The smallest declared head count.", quick=True),
     _case("heads.largest", _C.HEADS, "The largest declared head count up to 128."),
     _case("heads.every_declared_power", _C.HEADS, "Every declared head count among 1, 2, 4 ... 128."),
     _case("heads.odd", _C.HEADS, "A head count that is no multiple of 16: padding is inert.", "odd_heads"),
+    _case("heads.around_multiples", _C.HEADS, "Every declared head count up to 128 that is next to a multiple of 16.", "odd_heads"),
     _case("heads.rows_independent", _C.HEADS, "Changing one head's query changes that head's rows alone."),
     # DTYPE
     _case("dtype.fp16", _C.DTYPE, "A float16 query over a float16 cache.", "fp16"),
     _case("dtype.bf16_over_fp8", _C.DTYPE, "A bfloat16 query over an fp8 cache.", "bf16_fp8"),
+    _case("dtype.fp8_long_tail", _C.DTYPE, "2,047 keys that weigh exp(-7) each beside one of weight 1: the tail is not lost in fp8.", "fp8"),
     _case("dtype.global_default_ignored", _C.DTYPE, "torch's default dtype changes nothing."),
     _case("dtype.other_query_refused", _C.DTYPE, "A query or cache of another dtype than the problem's is a StaleMetadataError.", quick=True),
     # STALE
@@ -188,18 +196,24 @@ CASES: tuple[Case, ...] = (
     # STABLE
     _case("stable.capture_needs_graphs", _C.STABLE, "build_for_capture on a problem without graphs is refused with code feature."),
     _case("stable.addresses", _C.STABLE, "What a graph reads keeps its address over builds of one shape.", "graphs"),
+    _case("stable.growing_builds", _C.STABLE, "Over sixty builds of ever longer requests the same holds.", "graphs"),
     _case("stable.workspace_size", _C.STABLE, "The builder's workspace has its size at construction and does not grow with lengths."),
     _case("stable.replay", _C.STABLE, "A captured graph replayed after later builds gives each build's values.", "graphs", profile="device"),
+    _case("stable.replay_growing", _C.STABLE, "Sixty replays over ever longer requests.", "graphs", profile="device"),
     # UBATCH
     _case("ubatch.interleaved_lengths", _C.UBATCH, "Two builders built in turn and called in any order give what each gives alone.", quick=True),
     _case("ubatch.interleaved_masks", _C.UBATCH, "The same where one is causal and the other is not.", "non_causal", "causal_block", quick=True),
+    _case("ubatch.threads_in_turn", _C.UBATCH, "Two threads with a builder each, in turn and in each other's place."),
     _case("ubatch.split_keeps_fields", _C.UBATCH, "Micro-batches of a split batch give the rows of the whole."),
     _case("ubatch.split_keeps_mask", _C.UBATCH, "Micro-batches of a non-causal batch stay non-causal.", "non_causal"),
     _case("ubatch.cut_in_block_refused", _C.UBATCH, "A cut inside a block is a BatchError.", "causal_block"),
     _case("ubatch.no_global_state", _C.UBATCH, "Build and forward leave the environment and torch's global settings alone.", quick=True),
     _case("ubatch.current_stream", _C.UBATCH, "Work goes to the current stream.", profile="device"),
+    _case("ubatch.two_streams", _C.UBATCH, "Steps of two builders dealt over two streams do not disturb each other.", profile="device"),
+    _case("ubatch.threads", _C.UBATCH, "Two threads at the same time, a builder and a stream each.", profile="device"),
     # SYNC
     _case("sync.allocations_bounded", _C.SYNC, "Tensors alive do not grow from step to step."),
+    _case("sync.device_memory_bounded", _C.SYNC, "Device memory does not grow from step to step, and no step asks the driver for more.", profile="device"),
     _case("sync.no_synchronisation", _C.SYNC, "Neither build nor forward waits for the device.", profile="device"),
     # VALIDATE
     _case("validate.before_writing", _C.VALIDATE, "A refused call leaves the caller's buffers untouched.", quick=True),
@@ -222,7 +236,10 @@ CASES: tuple[Case, ...] = (
     _case("dcp.ranks_merge", _C.DCP, "Partial results of two ranks merge by lse to the whole.", "dcp", quick=True),
     _case("dcp.interleave", _C.DCP, "The same with four tokens a turn.", "dcp"),
     _case("dcp.rank_without_keys", _C.DCP, "A rank that holds no key of a request gives (0, -inf).", "dcp"),
+    _case("dcp.eight_ranks", _C.DCP, "Partial results of eight ranks merge, some of them without a key.", "dcp"),
+    _case("dcp.local_lengths", _C.DCP, "Local lengths are what counting gives, at every length around a turn.", "dcp"),
     _case("dcp.non_causal_block", _C.DCP, "A non-causal block merges over ranks.", "dcp", "non_causal"),
+    _case("dcp.local_shorter_than_block", _C.DCP, "Local lengths may be shorter than the block.", "dcp", "non_causal"),
     _case("dcp.causal_block_refused", _C.DCP, "A causal block under DCP is refused with code dcp.", quick=True),
     # REPEAT
     _case("repeat.bit_equal", _C.REPEAT, "The same inputs twice are bit-equal, or the backend says that it is not deterministic.", quick=True),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 CaseFunction = Callable[["CaseContext"], None]
 
 _MODULES = (
+    "addressing",
     "backend",
     "block",
     "builder",
@@ -21,6 +22,7 @@ _MODULES = (
     "dtype",
     "empty",
     "heads",
+    "layers",
     "lengths",
     "lse",
     "mask",

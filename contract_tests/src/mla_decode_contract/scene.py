@@ -50,16 +50,10 @@ class Scene:
     kv_scale: Tensor | None
     starts: tuple[int, ...]
     """Where each request's rows begin; the last entry ends the real rows."""
-
-    @property
-    def q_scale_value(self) -> float:
-        """The query's scale on the host, 1 where there is none."""
-        return Q_SCALE if self.q_scale is not None else 1.0
-
-    @property
-    def kv_scale_value(self) -> float:
-        """The cache's scale on the host, 1 where there is none."""
-        return KV_SCALE if self.kv_scale is not None else 1.0
+    q_scale_value: float
+    """The query's scale on the host, 1 where there is none."""
+    kv_scale_value: float
+    """The cache's scale on the host, 1 where there is none."""
 
     @property
     def num_rows(self) -> int:
@@ -189,6 +183,8 @@ def draw_scene(
         q_scale=_scale(problem.q_dtype, Q_SCALE, device),
         kv_scale=_scale(problem.kv_dtype, KV_SCALE, device),
         starts=tuple(starts),
+        q_scale_value=Q_SCALE if problem.q_dtype == "fp8" else 1.0,
+        kv_scale_value=KV_SCALE if problem.kv_dtype == "fp8" else 1.0,
     )
 
 

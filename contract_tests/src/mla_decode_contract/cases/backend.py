@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from packaging.version import Version
 
 from mla_decode.backend import Backend
-from mla_decode.discovery import ENTRY_POINT_GROUP
+from mla_decode.discovery import ENTRY_POINT_GROUP, discover
 from mla_decode.errors import OutdatedLibraryError
 from mla_decode.mask import Mask
 from mla_decode.version import CONTRACT_VERSION, is_compatible
 from mla_decode_contract.cases.common import CAUSAL, NON_CAUSAL, longer_block
+from mla_decode_contract.mutants.mutant import derive
 from mla_decode_contract.registry import implements
 from mla_decode_contract.violations import ValueViolation, require
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from mla_decode.discovery import Candidate
     from mla_decode_contract.context import CaseContext
 
 _HEAVY = ("aiter", "flash_mla", "triton", "vllm")
@@ -140,6 +147,42 @@ def non_causal_claims_agree(ctx: CaseContext) -> None:
         ctx.problem(query_lens=(length,), masks=NON_CAUSAL)
     else:
         ctx.problem(query_lens=(1,), masks=CAUSAL)
+
+
+@implements("version.skew_refused")
+def version_skew_refused(ctx: CaseContext) -> None:
+    """The same object, written to other contracts, behind an entry point."""
+    ours = Version(CONTRACT_VERSION)
+    newer = (f"{ours.major}.{ours.minor + 1}", f"{ours.major + 1}.0")
+    for contract in (*newer, f"{ours.major - 1}.9", "the newest", ""):
+        candidate = _found_as(ctx, contract)
+        code = candidate.refusal.code.value if candidate.refusal else "none"
+        require(
+            candidate.backend is None and code == "version",
+            f"written to contract {contract!r}, core having {CONTRACT_VERSION}, it was "
+            f"{'admitted' if candidate.backend else f'refused with code {code}'}; "
+            "code version is due",
+        )
+    own = _found_as(ctx, ctx.backend.contract)
+    require(own.backend is not None, f"as it is, it is refused: {own.refusal}")
+
+
+def _found_as(ctx: CaseContext, contract: str) -> Candidate:
+    """What discovery makes of the backend, had it been written to a contract."""
+    point = _Point(ctx.backend.name, derive(ctx.backend, contract=contract))
+    return discover([cast("EntryPoint", point)])[ctx.backend.name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """As much of an entry point as discovery reads."""
+
+    name: str
+    backend: Backend
+    value: str = "of:the_kit"
+
+    def load(self) -> Backend:
+        return self.backend
 
 
 @implements("version.is_compatible")

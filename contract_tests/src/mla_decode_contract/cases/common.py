@@ -25,6 +25,14 @@ def block_problem(
     return ctx.problem(query_lens=(query_len,), masks=masks, **must)
 
 
+def fp8_problem(ctx: CaseContext, **must: Any) -> DecodeProblem:
+    """A problem over an fp8 cache, with an fp8 query where one is declared."""
+    declared = ctx.row.dtypes
+    pairs = (("fp8", "fp8"), ("bf16", "fp8"), ("fp16", "fp8"))
+    pair = next((p for p in pairs if p in declared), pairs[0])
+    return ctx.problem(dtypes=pair, **must)
+
+
 def longer_block(ctx: CaseContext, *, causal: bool, wanted: int = 2) -> int:
     """A block of several tokens that the row declares; else the wanted length."""
     mask = Mask.CAUSAL if causal else Mask.NON_CAUSAL

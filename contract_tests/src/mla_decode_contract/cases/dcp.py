@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mla_decode.dcp import local_seq_lens
 from mla_decode.mask import Mask
 from mla_decode.problem import Dcp
 from mla_decode_contract.call import Result, check, decode
@@ -14,7 +15,7 @@ from mla_decode_contract.cases.common import longer_block
 from mla_decode_contract.demand import demand_refusal
 from mla_decode_contract.registry import implements
 from mla_decode_contract.scene import draw_scene
-from mla_decode_contract.violations import ValueViolation
+from mla_decode_contract.violations import ValueViolation, require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mla_decode_contract.context import CaseContext
 
 WORLD = 2
+WIDE_WORLD = 8
 
 
 @implements("dcp.ranks_merge")
@@ -51,6 +53,37 @@ def non_causal_block(ctx: CaseContext) -> None:
     _merge(ctx, [21, 64], interleave=1, query_len=query_len, causal=False)
 
 
+@implements("dcp.eight_ranks")
+def eight_ranks(ctx: CaseContext) -> None:
+    """Ranks that hold one key more than others, and some that hold none."""
+    _merge(ctx, [3, 45, 16], interleave=2, world=WIDE_WORLD)
+
+
+@implements("dcp.local_shorter_than_block")
+def local_shorter(ctx: CaseContext) -> None:
+    """Two to five global keys: no rank holds as many as the block has tokens."""
+    query_len = longer_block(ctx, causal=False, wanted=4)
+    _merge(ctx, [2, 5, 3], interleave=1, query_len=query_len, causal=False)
+
+
+@implements("dcp.local_lengths")
+def local_lengths(ctx: CaseContext) -> None:
+    """Core's formula against counting, then every length around a turn in one batch."""
+    for turn in (1, 2, 4):
+        for rank in range(WORLD):
+            dcp = Dcp(world=WORLD, rank=rank, interleave=turn)
+            totals = list(range(4 * WORLD * turn + 2))
+            counted = local_lens(totals, rank, turn)
+            given = [local_seq_lens(total, dcp) for total in totals]
+            tensor = local_seq_lens(torch.tensor(totals), dcp).tolist()
+            require(
+                given == counted == tensor,
+                f"local_seq_lens of rank {rank}, interleave {turn}: {given}; "
+                f"counted: {counted}",
+            )
+    _merge(ctx, [1, 2, 3, 4, 5, 6, 7], interleave=2)
+
+
 @implements("dcp.causal_block_refused")
 def causal_block(ctx: CaseContext) -> None:
     """A local tail is not the global tail."""
@@ -64,10 +97,12 @@ def causal_block(ctx: CaseContext) -> None:
     demand_refusal(ctx, problem, {"dcp"})
 
 
-def local_lens(lens: Sequence[int], rank: int, turn: int) -> list[int]:
+def local_lens(
+    lens: Sequence[int], rank: int, turn: int, world: int = WORLD
+) -> list[int]:
     """Keys that a rank holds of each request, dealt round-robin in turns."""
     return [
-        sum(1 for token in range(length) if token // turn % WORLD == rank)
+        sum(1 for token in range(length) if token // turn % world == rank)
         for length in lens
     ]
 
@@ -79,18 +114,19 @@ def _merge(
     interleave: int,
     query_len: int = 1,
     causal: bool = True,
+    world: int = WORLD,
 ) -> None:
     mask = Mask.CAUSAL if causal else Mask.NON_CAUSAL
     parts: list[tuple[Result, tuple[Tensor, Tensor]]] = []
     q: Tensor | None = None
-    for rank in range(WORLD):
+    for rank in range(world):
         problem = ctx.problem(
-            dcp=Dcp(world=WORLD, rank=rank, interleave=interleave),
+            dcp=Dcp(world=world, rank=rank, interleave=interleave),
             query_lens=(query_len,),
             masks=(mask,),
             needs_lse=True,
         )
-        held = local_lens(lens, rank, interleave)
+        held = local_lens(lens, rank, interleave, world)
         scene = draw_scene(ctx, problem, held, causal=causal, global_lens=lens)
         q = scene.q if q is None else q
         scene = replace(scene, q=q)
@@ -101,7 +137,7 @@ def _merge(
     merged = _by_lse([(r.out.cpu().double(), _lse(r)) for r, _ in parts])
     whole = _by_lse([truth for _, truth in parts])
     apart = float((merged - whole).abs().max())
-    ctx.notes.append(f"merged over {WORLD} ranks: largest error {apart:.3g}")
+    ctx.notes.append(f"merged over {world} ranks: largest error {apart:.3g}")
     if not apart <= 0.02 * float(whole.abs().max()):
         raise ValueViolation(f"the merge over ranks is off by {apart:.3g}")
 

@@ -42,6 +42,17 @@ def every_power(ctx: CaseContext) -> None:
         serve(ctx, ctx.problem(num_q_heads=heads), [10])
 
 
+@implements("heads.around_multiples")
+def around_multiples(ctx: CaseContext) -> None:
+    """One less, one more and the multiple itself, each in one small batch."""
+    near = [16 * n + more for n in range(1, 9) for more in (-1, 0, 1)]
+    wanted = [count for count in (1, 2, 3, *near) if count <= MOST_HEADS]
+    served = [count for count in wanted if count in ctx.row.num_q_heads]
+    for heads in served or [least(ctx.row.num_q_heads)]:
+        serve(ctx, ctx.problem(num_q_heads=heads), [10])
+    ctx.notes.append(f"head counts: {', '.join(map(str, served))}")
+
+
 @implements("heads.odd")
 def odd(ctx: CaseContext) -> None:
     """The first odd count that the row declares."""

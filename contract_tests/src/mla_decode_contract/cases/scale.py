@@ -11,14 +11,13 @@ import torch
 
 from mla_decode.dtypes import torch_dtype
 from mla_decode_contract.call import check, decode, forward
-from mla_decode_contract.cases.common import serve
+from mla_decode_contract.cases.common import fp8_problem, serve
 from mla_decode_contract.demand import demand_error
 from mla_decode_contract.registry import implements
 from mla_decode_contract.scene import draw_scene
 from mla_decode_contract.violations import RefusalViolation, require
 
 if TYPE_CHECKING:
-    from mla_decode.problem import DecodeProblem
     from mla_decode_contract.context import CaseContext
 
 
@@ -68,17 +67,10 @@ def is_applied(ctx: CaseContext) -> None:
         check(scene, decode(scene), label=f"scale {value} ")
 
 
-def _fp8_problem(ctx: CaseContext) -> DecodeProblem:
-    declared = ctx.row.dtypes
-    pairs = (("fp8", "fp8"), ("bf16", "fp8"), ("fp16", "fp8"))
-    pair = next((p for p in pairs if p in declared), pairs[0])
-    return ctx.problem(dtypes=pair)
-
-
 @implements("scale.fp8_is_required")
 def fp8_is_required(ctx: CaseContext) -> None:
     """Left out, as a host float, and of a wrong shape."""
-    scene = draw_scene(ctx, _fp8_problem(ctx), [10])
+    scene = draw_scene(ctx, fp8_problem(ctx), [10])
     metadata = ctx.builder(scene.problem).build(scene.common)
     wrong = (None, 0.5, torch.ones(2, device=ctx.torch_device))
     names = ["kv_scale"] + (["q_scale"] if scene.q_scale is not None else [])
@@ -94,13 +86,13 @@ def fp8_is_required(ctx: CaseContext) -> None:
 @implements("scale.fp8_is_applied")
 def fp8_is_applied(ctx: CaseContext) -> None:
     """The drawn scales are 0.25 and 0.5: leaving one out is far off."""
-    serve(ctx, _fp8_problem(ctx), [40, 90])
+    serve(ctx, fp8_problem(ctx), [40, 90])
 
 
 @implements("scale.fp8_cache_as_uint8")
 def fp8_cache_as_uint8(ctx: CaseContext) -> None:
     """Bytes in, the same values out."""
-    scene = draw_scene(ctx, _fp8_problem(ctx), [40, 90])
+    scene = draw_scene(ctx, fp8_problem(ctx), [40, 90])
     raw = replace(scene, kv_cache=scene.kv_cache.view(torch.uint8))
     check(scene, decode(raw))
 

@@ -17,7 +17,15 @@ from mla_decode_contract.scene import draw_scene
 from mla_decode_contract.violations import require
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mla_decode.problem import DecodeProblem
     from mla_decode_contract.context import CaseContext
+    from mla_decode_contract.scene import Scene
+
+GROWING_STEPS = 60
+VALUES_EVERY = 12
+"""Steps between two whose values are compared: an interpreter is slow."""
 
 
 @implements("stable.capture_needs_graphs")
@@ -54,6 +62,27 @@ def addresses(ctx: CaseContext) -> None:
         after = _addresses(metadata)
         moved = sorted(name for name in before if after.get(name) != before[name])
         require(not moved, f"a later build moved or reshaped {', '.join(moved)}")
+
+
+@implements("stable.growing_builds")
+def growing_builds(ctx: CaseContext) -> None:
+    """Sixty builds of ever longer requests, some of them decoded."""
+    problem = ctx.problem(graphs=True)
+    builder = ctx.builder(problem)
+    before = _addresses(builder.build_for_capture(_grown(ctx, problem, 0).common))
+    for step in range(GROWING_STEPS):
+        later = _grown(ctx, problem, step)
+        metadata = builder.build(later.common)
+        after = _addresses(metadata)
+        moved = sorted(name for name in before if after.get(name) != before[name])
+        require(not moved, f"build {step + 1} moved or reshaped {', '.join(moved)}")
+        if step % VALUES_EVERY == VALUES_EVERY - 1:
+            result = decode(later, metadata=metadata)
+            check(later, result, label=f"step {step + 1} ")
+
+
+def _grown(ctx: CaseContext, problem: DecodeProblem, step: int) -> Scene:
+    return draw_scene(ctx, problem, [1 + step, 2 + 5 * step])
 
 
 def _addresses(metadata: object) -> dict[str, tuple[int, tuple[int, ...]]]:
@@ -100,6 +129,16 @@ def _bytes_of(builder: object) -> int:
 @implements("stable.replay")
 def replay(ctx: CaseContext) -> None:
     """Capture once, build other lengths, replay."""
+    _replay(ctx, ([21, 46], [300, 1], [0, 128]))
+
+
+@implements("stable.replay_growing")
+def replay_growing(ctx: CaseContext) -> None:
+    """Sixty replays, each over one more key and five more."""
+    _replay(ctx, [[1 + step, 2 + 5 * step] for step in range(GROWING_STEPS)])
+
+
+def _replay(ctx: CaseContext, steps: Iterable[list[int]]) -> None:
     problem = ctx.problem(graphs=True)
     builder = ctx.builder(problem)
     scene = draw_scene(ctx, problem, [20, 45])
@@ -115,15 +154,13 @@ def replay(ctx: CaseContext) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         forward(scene, metadata, **buffers)
-    for lens in ([21, 46], [300, 1], [0, 128]):
+    for lens in steps:
         later = draw_scene(ctx, problem, lens)
-        pages = later.kv_cache.shape[0]
         # The graph reads the captured query and cache: only lengths and table change.
         table = later.common.block_table_tensor
         wrapped = torch.where(table >= 0, table % scene.kv_cache.shape[0], table)
         cache = scene.kv_cache
         cache.copy_(torch.randn_like(cache.float()).to(cache.dtype))
-        del pages
         same = replace(
             later,
             q=scene.q,
@@ -135,3 +172,6 @@ def replay(ctx: CaseContext) -> None:
         torch.cuda.synchronize()
         result = Result(out=out.tensor, lse=None if lse is None else lse.tensor)
         check(same, result, label=f"replay {lens} ")
+        out.check("out")
+        if lse is not None:
+            lse.check("lse")

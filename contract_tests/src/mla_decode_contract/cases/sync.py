@@ -13,9 +13,12 @@ from mla_decode_contract.scene import draw_scene
 from mla_decode_contract.violations import ValueViolation, require
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mla_decode_contract.context import CaseContext
 
 STEPS = 12
+WARM_STEPS, MEMORY_STEPS = 9, 50
 
 
 @implements("sync.allocations_bounded")
@@ -46,17 +49,71 @@ def _alive() -> int:
 
 @implements("sync.no_synchronisation")
 def no_synchronisation(ctx: CaseContext) -> None:
-    """Torch raises at the first wait."""
+    """Torch raises at the first wait; `build` must wait where the builder declares it."""
     scene = draw_scene(ctx, ctx.problem(), [20, 300])
     builder = ctx.builder(scene.problem)
     check(scene, decode(scene, builder), label="warm ")
     out, lse = output_buffers(scene)
     buffers = {"out": out.tensor, **({"lse": lse.tensor} if lse is not None else {})}
+    declared = builder.host_reads_lengths
+    waited = first_wait(lambda: builder.build(scene.common))
+    if declared and waited is None:
+        raise ValueViolation(
+            "the builder declares host_reads_lengths, yet build does not wait: the "
+            "declaration costs engines a backend that they could use"
+        )
+    if waited is not None and not declared:
+        raise ValueViolation(
+            f"build waits for the device, and host_reads_lengths is not declared: {waited}"
+        )
+    if declared:
+        ctx.notes.append("build waits for the device, as host_reads_lengths declares")
+    metadata = builder.build(scene.common)
+    waited = first_wait(lambda: forward(scene, metadata, **buffers))
+    if waited is not None:
+        raise ValueViolation(f"forward waits for the device: {waited}")
+
+
+def first_wait(step: Callable[[], object]) -> str | None:
+    """What torch says of the first wait of a step for the device; None: it has none."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        forward(scene, builder.build(scene.common), **buffers)
+        step()
     except RuntimeError as error:
-        raise ValueViolation(f"a step waits for the device: {error}") from error
+        if "synchroniz" not in str(error):
+            raise
+        return str(error)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    return None
+
+
+@implements("sync.device_memory_bounded")
+def device_memory_bounded(ctx: CaseContext) -> None:
+    """Bytes in use and the allocator's requests, after warm steps and after many."""
+    problem = ctx.problem()
+    scenes = [draw_scene(ctx, problem, lens) for lens in ([20, 45], [300, 1])]
+    builder = ctx.builder(problem)
+    out, lse = output_buffers(scenes[0])
+    buffers = {"out": out.tensor, **({"lse": lse.tensor} if lse is not None else {})}
+    told = []
+    for step in range(MEMORY_STEPS):
+        scene = scenes[step % 2]
+        forward(scene, builder.build(scene.common), **buffers)
+        if step in {WARM_STEPS, MEMORY_STEPS - 1}:
+            torch.cuda.synchronize()
+            stats = torch.cuda.memory_stats()
+            told.append(
+                {
+                    "bytes": torch.cuda.memory_allocated(),
+                    "driver_calls": stats.get("num_device_alloc", 0),
+                }
+            )
+    ctx.notes.append(f"device memory after {WARM_STEPS + 1} and all steps: {told}")
+    for what in ("bytes", "driver_calls"):
+        require(
+            told[1][what] <= told[0][what],
+            f"{what} went from {told[0][what]} to {told[1][what]} over "
+            f"{MEMORY_STEPS - WARM_STEPS - 1} steps",
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ from mla_decode_contract.violations import require
 if TYPE_CHECKING:
     from mla_decode_contract.context import CaseContext
     from mla_decode_contract.scene import Scene
+
+SIDE_STEPS = 8
 
 
 @implements("ubatch.interleaved_lengths")
@@ -56,6 +59,81 @@ def _interleave(ctx: CaseContext, scenes: list[Scene]) -> None:
     for turn in (1, 0, 1, 0):
         result = decode(scenes[turn], metadata=built[turn])
         check(scenes[turn], result, label=f"ubatch {turn} ")
+
+
+@implements("ubatch.threads_in_turn")
+def threads_in_turn(ctx: CaseContext) -> None:
+    """Two threads with a builder each, one at a time; then they change places."""
+    problem = ctx.problem()
+    scenes = [draw_scene(ctx, problem, lens) for lens in ([20, 45], [130, 7, 33])]
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        threads = (first, second)
+        builders = [thread.submit(ctx.builder, problem).result() for thread in threads]
+        built = [
+            thread.submit(builder.build, scene.common).result()
+            for thread, builder, scene in zip(threads, builders, scenes, strict=True)
+        ]
+        for mine, turn in ((True, 1), (True, 0), (False, 1), (False, 0), (True, 1)):
+            thread = threads[turn if mine else 1 - turn]
+            result = thread.submit(decode, scenes[turn], metadata=built[turn]).result()
+            whose = "its own" if mine else "the other's"
+            check(scenes[turn], result, label=f"ubatch {turn} in {whose} thread ")
+
+
+@implements("ubatch.threads")
+def threads_at_once(ctx: CaseContext) -> None:
+    """Two threads at the same time, a builder and a stream each."""
+    problem = ctx.problem()
+    scenes = [draw_scene(ctx, problem, lens) for lens in ([20, 45], [130, 7, 33])]
+    for scene in scenes:
+        check(scene, decode(scene), label="warm ")
+    streams = [_side_stream() for _ in scenes]
+    with ThreadPoolExecutor(2) as pool:
+        asked = [
+            pool.submit(_steps_on, stream, scene)
+            for stream, scene in zip(streams, scenes, strict=True)
+        ]
+        finished = [one.result() for one in asked]
+    torch.cuda.synchronize()
+    for scene, results in zip(scenes, finished, strict=True):
+        for step, result in enumerate(results):
+            check(scene, result, label=f"step {step} ")
+
+
+def _steps_on(stream: torch.cuda.Stream, scene: Scene) -> list[Result]:
+    builder = scene.ctx.builder(scene.problem)
+    with torch.cuda.stream(stream):
+        return [forward(scene, builder.build(scene.common)) for _ in range(SIDE_STEPS)]
+
+
+@implements("ubatch.two_streams")
+def two_streams(ctx: CaseContext) -> None:
+    """Steps of two builders dealt over two streams that are held up in turn."""
+    problem = ctx.problem()
+    scenes = [draw_scene(ctx, problem, lens) for lens in ([20, 45], [130, 7, 33])]
+    builders = [ctx.builder(problem) for _ in scenes]
+    for scene, builder in zip(scenes, builders, strict=True):
+        check(scene, decode(scene, builder), label="warm ")
+    streams = [_side_stream() for _ in scenes]
+    results: list[list[Result]] = [[], []]
+    for step in range(SIDE_STEPS):
+        with torch.cuda.stream(streams[step % 2]):
+            torch.cuda._sleep(5_000_000)  # type: ignore[no-untyped-call] # noqa: SLF001 - torch's own way to occupy a stream
+        for turn, scene in enumerate(scenes):
+            with torch.cuda.stream(streams[turn]):
+                metadata = builders[turn].build(scene.common)
+                results[turn].append(forward(scene, metadata))
+    torch.cuda.synchronize()
+    for turn, scene in enumerate(scenes):
+        for step, result in enumerate(results[turn]):
+            check(scene, result, label=f"stream {turn} step {step} ")
+
+
+def _side_stream() -> torch.cuda.Stream:
+    """A stream that waits for what the current one was given so far."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch declares none
+    stream.wait_stream(torch.cuda.current_stream())
+    return stream
 
 
 @implements("ubatch.split_keeps_fields")
@@ -136,8 +214,7 @@ def current_stream(ctx: CaseContext) -> None:
     builder = ctx.builder(scene.problem)
     keep_q = scene.q.clone()
     check(scene, decode(scene, builder), label="warm ")
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch declares none
-    stream.wait_stream(torch.cuda.current_stream())
+    stream = _side_stream()
     with torch.cuda.stream(stream):
         scene.q.fill_(0)
         torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call] # noqa: SLF001 - torch's own way to occupy a stream

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mla_decode_contract.clauses import Clause
-from mla_decode_contract.mutants import conduct, outputs, state, values
+from mla_decode_contract.mutants import conduct, layout, outputs, state, values
 from mla_decode_contract.mutants.mutant import Mutant
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ _ALL = (
     _mutant(_C.SCALE, values.scale_of_576),
     _mutant(_C.SCALE, values.scale_squared),
     _mutant(_C.SCALE, values.fp8_scales_ignored, "fp8"),
+    _mutant(_C.SCALE, layout.first_scale_kept, "fp8"),
     _mutant(_C.SCALE, conduct.scale_has_a_default),
     _mutant(_C.EMPTY, outputs.empty_lse_plus_inf),
     _mutant(_C.EMPTY, outputs.empty_lse_zero),
@@ -61,14 +62,20 @@ _ALL = (
     _mutant(_C.READS, values.pages_reversed),
     _mutant(_C.READS, values.first_page_repeated),
     _mutant(_C.READS, values.page_after_each),
+    _mutant(_C.READS, layout.address_in_32_bits),
+    _mutant(_C.READS, layout.query_taken_as_packed),
     _mutant(_C.READS, conduct.query_scaled_in_place),
     _mutant(_C.READS, conduct.table_tail_cleared),
     _mutant(_C.HEADS, outputs.last_head_copied),
     _mutant(_C.HEADS, outputs.heads_reversed),
     _mutant(_C.HEADS, outputs.last_head_zero),
+    _mutant(_C.HEADS, layout.last_odd_head_lost, "odd_heads"),
+    _mutant(_C.DTYPE, layout.weights_in_fp8, "fp8"),
     _mutant(_C.STALE, state.stale_schedule),
     _mutant(_C.STALE, state.stale_metadata_served),
     _mutant(_C.STABLE, conduct.workspace_grows),
+    _mutant(_C.STABLE, layout.buffers_renewed, "graphs"),
+    _mutant(_C.UBATCH, layout.thread_of_the_build),
     _mutant(_C.UBATCH, state.ubatch_state_on_class),
     _mutant(_C.UBATCH, conduct.environment_written),
     _mutant(_C.UBATCH, conduct.random_state_consumed),

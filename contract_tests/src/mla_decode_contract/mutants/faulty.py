@@ -42,6 +42,8 @@ class Fault:
     """Keys that each token sees; more than seq_len reads on into the page."""
     pages: Callable[[Tensor], Tensor] = torch.Tensor.clone
     """From the used table slots to the pages that are read."""
+    weights: Callable[[Tensor], Tensor] = torch.Tensor.clone
+    """From the softmax's weights to those that meet the values."""
 
 
 def faulty_decode(
@@ -103,6 +105,7 @@ def faulty_decode(
         row_lse = scores.logsumexp(-1)
         weights = torch.exp(scores - row_lse[..., None])
         weights = torch.where(row_lse[..., None].isneginf(), 0.0, weights)
+        weights = fault.weights(weights)
         out[first:last] = torch.einsum("qhk,kd->qhd", weights, keys[:, :LATENT_WIDTH])
         lse[first:last] = row_lse
     return out, lse
