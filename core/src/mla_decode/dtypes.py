@@ -15,9 +15,15 @@ FP8_DTYPES = frozenset({torch.float8_e4m3fn, torch.float8_e4m3fnuz})
 """The two encodings of fp8 e4m3; which one a device uses depends on its arch."""
 
 
+_FNUZ_ARCHS = frozenset({"gfx940", "gfx941", "gfx942"})
+
+
 def fp8_dtype(device: DeviceInfo) -> torch.dtype:
-    """The fp8 e4m3 encoding of the device: fnuz on gfx94x, fn elsewhere."""
-    if device.arch.startswith("gfx94"):
+    """The fp8 e4m3 encoding of the device: fnuz on gfx942 and its kin, fn elsewhere.
+
+    By the whole name: gfx950 has the other encoding, and prefixes have misled before.
+    """
+    if device.arch in _FNUZ_ARCHS:
         return torch.float8_e4m3fnuz
     return torch.float8_e4m3fn
 
