@@ -7,6 +7,7 @@ import sys
 from importlib import metadata
 
 import pytest
+import torch
 
 from mla_decode import (
     Candidate,
@@ -26,12 +27,14 @@ from mla_decode.diagnosis import doctor as diagnosis_module
 from mla_decode.diagnosis import torch_build as torch_module
 from mla_decode.diagnosis.children import MARK, ChildAnswer, ask_child
 from mla_decode.diagnosis.machine import Machine, look_at_machine
+from mla_decode.diagnosis.places import owners_of, places_of, standing_findings
 from mla_decode.diagnosis.symptoms import symptom_of
 from mla_decode.diagnosis.torch_build import (
     TorchBuild,
     ask_torch,
     torch_findings,
     triton_finding,
+    wrong_torch,
 )
 from mla_decode.reference import ReferenceBackend
 
@@ -103,6 +106,38 @@ def test_a_torch_that_does_not_import_is_named_and_the_doctor_lives(tmp_path):
     assert "torch cannot be imported: ABI mismatch" in text
     assert "\x1b[" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+FAKE_TORCH = """
+import types
+__version__ = "2.13.0+cu130"
+version = types.SimpleNamespace(cuda="13.0", hip=None)
+cuda = types.SimpleNamespace(is_available=lambda: False)
+"""
+
+
+def test_a_cuda_build_of_torch_in_an_image_for_amd_is_told(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(FAKE_TORCH)
+    code = (
+        "import sys; sys.argv = 'x doctor --arch gfx942 --json'.split()\n"
+        "from mla_decode.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1, done.stderr
+    (about,) = (
+        section["findings"]
+        for section in json.loads(done.stdout)["sections"]
+        if section["about"] == "torch"
+    )
+    assert about[0]["what"] == "torch is a CUDA build on an AMD host"
+    assert "2.13.0+cu130" in about[0]["got"]
 
 
 SECTION = Section(
@@ -235,6 +270,78 @@ def test_triton_is_held_to_what_torch_asks_for(
     found = triton_finding()
     assert found.level is level
     assert words in found.what
+
+
+@pytest.mark.parametrize(
+    ("cuda", "hip", "words"),
+    [("13", None, None), (None, "7", "ROCm build"), (None, None, "CPU build")],
+)
+def test_a_library_is_held_to_the_torch_that_it_needs(monkeypatch, cuda, hip, words):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    found = wrong_torch("Lib", "cuda", Level.WARN)
+    if words is None:
+        assert found is None
+    else:
+        assert found.level is Level.WARN
+        assert found.what.startswith("Lib needs a CUDA build of torch")
+        assert words in found.what
+
+
+# --- where a name leads -------------------------------------------------------------
+
+
+def write_module(folder, name="some_library", *, init=True):
+    (folder / name).mkdir(parents=True)
+    if init:
+        (folder / name / "__init__.py").write_text("raise SystemExit")
+    return folder / name
+
+
+def test_a_name_that_leads_nowhere_or_to_one_place_is_in_order(tmp_path, monkeypatch):
+    assert places_of("some_library") == ()
+    assert list(standing_findings("some_library", Level.ERROR)) == []
+    one = write_module(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert places_of("some_library") == (one.resolve(),)
+    assert list(standing_findings("some_library", Level.ERROR)) == []
+    assert owners_of("some_library") == ()
+
+
+def test_what_hides_a_library_is_named_first(tmp_path, monkeypatch):
+    site, here = tmp_path / "site", tmp_path / "here"
+    hidden = write_module(site)
+    here.mkdir()
+    (here / "some_library.py").write_text("")
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", ["", str(here), *sys.path])
+    (finding,) = standing_findings("some_library", Level.ERROR)
+    assert finding.got == f"{here / 'some_library.py'} before {hidden}"
+    assert finding.level is Level.ERROR
+
+
+def test_a_bare_folder_counts_only_where_nothing_better_lies(tmp_path, monkeypatch):
+    bare = write_module(tmp_path / "a", init=False)
+    monkeypatch.syspath_prepend(str(tmp_path / "a"))
+    assert places_of("some_library") == (bare.resolve(),)
+    better = write_module(tmp_path / "b")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "b")])
+    assert places_of("some_library") == (better.resolve(),)
+
+
+def test_two_distributions_in_one_folder_are_told(tmp_path, monkeypatch):
+    write_module(tmp_path)
+    for name in ("first", "second"):
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+        )
+        (info / "top_level.txt").write_text("some_library\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (finding,) = standing_findings("some_library", Level.WARN)
+    assert finding.got == "first 1.0, second 1.0"
 
 
 # --- the machine --------------------------------------------------------------------
@@ -451,7 +558,13 @@ def test_a_child_that_says_nothing_ends_the_asking(monkeypatch):
     ("text", "cause"),
     [
         ("x.so: undefined symbol: _ZN3c10", "another torch"),
-        ("libc10_hip.so: cannot open shared object file", "another torch"),
+        ("libc10_hip.so: cannot open shared object file", "wrong torch build"),
+        ("libtorch_cuda.so: cannot open shared object file", "wrong torch build"),
+        ("libc10.so: cannot open shared object file", "another torch"),
+        ("/x/cuda.so: invalid ELF header", "another processor or system"),
+        ("/x/cuda.so: wrong ELF class: ELFCLASS32", "another processor or system"),
+        ("No module named 'flash_mla.cuda'", "for another Python"),
+        ("No module named 'vllm._flashmla_C'", "for another Python"),
         ("version `GLIBCXX_3.4.31' not found", "C++ runtime"),
         ("libcudart.so.12: cannot open shared object file", "another CUDA or ROCm"),
         ("No module named 'aiter.jit.module_x'", "JIT build is in progress"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 from mla_decode.diagnosis import Finding, Level
+from mla_decode.diagnosis.places import standing_findings
+from mla_decode.diagnosis.torch_build import wrong_torch
 from mla_decode.refusal import Refusal, RefusalCode
 from mla_decode_cuda_flashmla.library import look_up
 from mla_decode_cuda_flashmla.limits import ARCH
@@ -38,14 +39,11 @@ def diagnose(device: DeviceInfo) -> Iterator[Finding]:
             fix=f"rename {where} or run from another folder",
         )
         return
-    owners = sorted(set(metadata.packages_distributions().get(_MODULE, ())))
-    if len(owners) > 1:
-        yield Finding(
-            level=wrong,
-            what=f"several distributions wrote into one package {_MODULE}",
-            got=", ".join(owners),
-            fix="uninstall all of them, then install one",
-        )
+    yield from standing_findings(_MODULE, wrong)
+    if spec is not None:
+        torch = wrong_torch("FlashMLA", "cuda", wrong)
+        if torch is not None:
+            yield torch
     found = look_up()
     if isinstance(found, Refusal):
         absent = found.code is RefusalCode.DEPENDENCY

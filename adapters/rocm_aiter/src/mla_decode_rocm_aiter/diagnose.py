@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mla_decode.diagnosis import Finding, Level
+from mla_decode.diagnosis.places import standing_findings
+from mla_decode.diagnosis.torch_build import wrong_torch
 from mla_decode.refusal import Refusal
 from mla_decode_rocm_aiter.capability import CAPABILITY
 from mla_decode_rocm_aiter.facts import unknown_release
@@ -30,6 +33,8 @@ def diagnose(device: DeviceInfo) -> Iterator[Finding]:
     package of its name does everywhere.
     """
     served = CAPABILITY.row(device.arch) is not None
+    level = Level.ERROR if served else Level.WARN
+    yield from standing_findings("aiter", level)
     found = find_installation()
     if isinstance(found, Refusal):
         level = _level_of_missing(served=served)
@@ -52,6 +57,9 @@ def diagnose(device: DeviceInfo) -> Iterator[Finding]:
             got=str(found.package),
             fix="run from another folder, unless this tree is the one you mean",
         )
+    torch = wrong_torch("AITER", "rocm", level)
+    if torch is not None:
+        yield torch
     yield from _release(found, device, served=served)
 
 
@@ -69,11 +77,20 @@ def _release(
         )
     locks = found.build_locks()
     if locks:
-        yield _finding(build_in_progress(str(locks[0])), level)
+        yield _finding(build_in_progress(_aged(locks[0])), level)
     elif not served:
         decode = import_decode(found)
         if isinstance(decode, Refusal):
             yield _finding(decode, level)
+
+
+def _aged(lock: Path) -> str:
+    """A lock with its age, by which a killed build is told from one that runs."""
+    try:
+        minutes = (time.time() - lock.stat().st_mtime) / 60
+    except FileNotFoundError:
+        return f"{lock}, given back just now"
+    return f"{lock}, {max(0.0, minutes):.0f} minutes old"
 
 
 def _level_of_missing(*, served: bool) -> Level:

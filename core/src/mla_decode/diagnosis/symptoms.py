@@ -17,6 +17,12 @@ class Symptom:
 
 SYMPTOMS = (
     Symptom(
+        pattern=r"lib(torch|c10)_(cuda|hip)[^ ]*: cannot open shared object",
+        cause="wrong torch build: it needs torch's CUDA or ROCm build, and torch here "
+        "is another",
+        fix="install the build of torch for this GPU from torch's own package index",
+    ),
+    Symptom(
         pattern=r"undefined symbol|DLL load failed.*procedure",
         cause="ABI mismatch: it was built against another torch",
         fix="install the build made for this torch, or rebuild it with this torch",
@@ -36,6 +42,16 @@ SYMPTOMS = (
         pattern=r"lib(torch|c10)[^ ]*: cannot open shared object",
         cause="ABI mismatch: it was built against another torch",
         fix="install the build made for this torch, or rebuild it with this torch",
+    ),
+    Symptom(
+        pattern=r"invalid ELF header|wrong ELF class",
+        cause="wrong build: it was built for another processor or system",
+        fix="install the build for this machine's processor and system",
+    ),
+    Symptom(
+        pattern=r"No module named '[\w.]+\.(_?cuda|_\w*C)'",
+        cause="its compiled part is not there: not built, or for another Python",
+        fix="install the build for this Python, or run outside its source tree",
     ),
     Symptom(
         pattern=r"No module named '[\w.]+\.jit\b",

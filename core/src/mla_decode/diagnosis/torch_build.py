@@ -75,6 +75,32 @@ def ask_torch(timeout_s: float = PATIENCE_S) -> TorchBuild | Finding:
     return TorchBuild(**{**said, "archs": tuple(said["archs"])})
 
 
+def wrong_torch(library: str, vendor: str, level: Level) -> Finding | None:
+    """A torch that was not built for the accelerators that a library drives.
+
+    Imports torch, so that it is for the doctor's children alone.
+
+    Args:
+        library: Its name, for people.
+        vendor: What the library needs torch to be built for: ``cuda`` or ``rocm``.
+        level: How much it matters on this device.
+    """
+    import torch  # noqa: PLC0415 - a broken torch is an earlier finding's
+
+    build = TorchBuild(
+        version=torch.__version__, cuda=torch.version.cuda, hip=torch.version.hip
+    )
+    if build.vendor == vendor:
+        return None
+    return Finding(
+        level=level,
+        what=f"{library} needs a {_WORDS[vendor]} build of torch, and this one is a "
+        f"{_WORDS[build.vendor]} build",
+        got=f"torch {build.version}, {torch.__file__}",
+        fix=f"install torch's {_WORDS[vendor]} build from torch's own package index",
+    )
+
+
 def torch_findings(torch: TorchBuild, machine: Machine) -> tuple[Finding, ...]:
     """Whether the build is the one for the machine, and sees its GPU."""
     got = f"torch {torch.version} ({_WORDS[torch.vendor]} build)"
