@@ -275,6 +275,17 @@ def bench(session: nox.Session) -> None:
     session.run(python, str(ROOT / "benchmarks" / script), *options)
 
 
+@nox.session(venv_backend="none", default=False)
+def reports(session: nox.Session) -> None:
+    """Run the kit and its proof over our backends on this CPU, and publish the pages.
+
+    Arguments: folders of docs/reports to run; `-- render` makes the pages alone anew.
+    """
+    python = shared(session, "test")
+    words = ["render"] if session.posargs == ["render"] else ["run", *session.posargs]
+    session.run(python, str(ROOT / "tools" / "publish_reports.py"), *words)
+
+
 @nox.session(reuse_venv=True, default=False)
 def engine_vllm(session: nox.Session) -> None:
     """Run vLLM itself on this CPU, its MLA layers decoded by the library.
