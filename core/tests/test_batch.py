@@ -40,6 +40,7 @@ def check(step, support=QueryLenSupport.UNIFORM, **changes):
         causal=bool(common.causal),
         support=support,
         device=CPU,
+        block_starts=lambda reqs, length: torch.arange(reqs + 1).int() * length,
     )
 
 

@@ -14,7 +14,10 @@ from mla_decode.mask import Mask
 from mla_decode.refusal import Refusal, RefusalCode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from mla_decode.metadata import CommonAttentionMetadata
     from mla_decode.problem import DecodeProblem
@@ -49,8 +52,18 @@ def check_batch(
     causal: bool,
     support: QueryLenSupport,
     device: torch.device,
+    block_starts: Callable[[int, int], Tensor],
 ) -> BatchShape:
     """Validate every host-visible property of a batch and return its shape.
+
+    Args:
+        common: The batch.
+        problem: What it must lie within.
+        causal: Its mask.
+        support: Which block lengths the builder may mix.
+        device: Where its tensors must live.
+        block_starts: Gives the int32 block starts, on the host, of so many requests
+            with blocks of one length that the problem names.
 
     Raises:
         BatchError: The batch breaks the contract.
@@ -64,7 +77,8 @@ def check_batch(
             allowed=f"1..{problem.max_num_reqs}",
             fix="skip the call for an empty batch; raise max_num_reqs for a larger one",
         )
-    starts = _host_starts(common.query_start_loc_cpu, num_reqs)
+    host_starts = common.query_start_loc_cpu
+    _check_host_starts(host_starts, num_reqs)
     query_len = common.max_query_len
     if type(query_len) is not int or query_len < 1:
         raise BatchError(
@@ -81,9 +95,17 @@ def check_batch(
             allowed="query_start_loc_cpu[-1], or more with pad rows",
             fix="pass the query tokens of the batch as a host int",
         )
-    shape, used = _plain_shape(common, starts), frozenset((query_len,))
-    if shape is None:
-        lengths = _block_lengths(starts)
+    used = frozenset((query_len,))
+    if (  # a uniform batch without pads, the case to be fast in
+        tokens == num_reqs * query_len
+        and query_len in problem.query_lens
+        and torch.equal(host_starts, block_starts(num_reqs, query_len))
+    ):
+        shape = BatchShape(
+            num_reqs=num_reqs, query_len=query_len, num_decode_tokens=tokens
+        )
+    else:
+        lengths = _block_lengths(host_starts.numpy())
         is_uniform = not causal or support is not QueryLenSupport.VARLEN
         shape = _shape(common, problem, lengths, uniform=is_uniform)
         used = frozenset(lengths.tolist()) - {0} or frozenset((query_len,))
@@ -100,7 +122,7 @@ def check_batch(
     return shape
 
 
-def _host_starts(starts: torch.Tensor, num_reqs: int) -> NDArray[np.int32]:
+def _check_host_starts(starts: torch.Tensor, num_reqs: int) -> None:
     is_host = (
         isinstance(starts, torch.Tensor)
         and starts.device.type == "cpu"
@@ -113,23 +135,6 @@ def _host_starts(starts: torch.Tensor, num_reqs: int) -> NDArray[np.int32]:
             allowed=f"int32 [{num_reqs + 1}] on cpu",
             fix="pass the host copy of query_start_loc, one entry more than requests",
         )
-    values: NDArray[np.int32] = starts.numpy()
-    return values
-
-
-def _plain_shape(
-    common: CommonAttentionMetadata, starts: NDArray[np.int32]
-) -> BatchShape | None:
-    """The shape of a uniform batch without pads, the case to be fast in; else None."""
-    query_len, tokens = common.max_query_len, common.num_actual_tokens
-    padded = common.num_reqs * query_len
-    if tokens != padded or starts[-1] != padded or starts[0] != 0:
-        return None
-    if not (starts[1:] - starts[:-1] == query_len).all():
-        return None
-    return BatchShape(
-        num_reqs=common.num_reqs, query_len=query_len, num_decode_tokens=padded
-    )
 
 
 def _block_lengths(starts: NDArray[np.int32]) -> NDArray[np.int32]:

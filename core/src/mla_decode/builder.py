@@ -225,6 +225,7 @@ class MLADecodeMetadataBuilder(abc.ABC):
             causal=causal,
             support=self.query_len_support,
             device=self.device,
+            block_starts=self._host_starts,
         )
         return causal, shape
 
@@ -294,6 +295,9 @@ class MLADecodeMetadataBuilder(abc.ABC):
         return {
             query_len: (host, host.to(self.device)) for query_len, host in hosts.items()
         }
+
+    def _host_starts(self, num_reqs: int, query_len: int) -> Tensor:
+        return self._block_starts(num_reqs, query_len)[0]
 
     def _block_starts(self, num_reqs: int, query_len: int) -> tuple[Tensor, Tensor]:
         """Views of the constants for a batch, made once a shape."""
