@@ -266,7 +266,7 @@ class Recorded:
     def replay(self, step=None):
         """Plan another step of the same shape, replay the recorded one, and check."""
         step = step or self.step
-        newest = self.decoder.plan(step.common)
+        newest = self.newest = self.decoder.plan(step.common)
         for tensor in self.given.values():
             tensor.fill_(torch.nan)
         if self.graph is not None:

@@ -114,6 +114,15 @@ class DecodeMetadata:
             query_len=self.query_len,
         )
 
+    def keeps_tensors(self) -> bool:
+        """Whether table, lengths and block starts are the objects of the build."""
+        table, lens, starts = self.bound
+        return (
+            self.seq_lens is lens
+            and self.block_table is table
+            and self.query_start_loc is starts
+        )
+
     def require_current(self) -> MLADecodeMetadataBuilder:
         """The builder that made this, if this is its newest metadata.
 
@@ -131,12 +140,7 @@ class DecodeMetadata:
                 allowed="the metadata that the builder's last build returned",
                 fix="call build for this step and pass what it returns to every layer",
             )
-        table, lens, starts = self.bound
-        if (
-            self.seq_lens is not lens
-            or self.block_table is not table
-            or self.query_start_loc is not starts
-        ):
+        if not self.keeps_tensors():
             raise StaleMetadataError(
                 "A tensor of the metadata was exchanged after its build: the schedule, "
                 "and graphs that recorded it, still read the one that was built.",

@@ -54,6 +54,7 @@ class FlashMLAForward(BackendBase):
             and type(builder := metadata.builder) is FlashMLAMetadataBuilder
             and type(q) is Tensor
             and metadata.generation == builder.generation
+            and metadata.keeps_tensors()
             and q.shape == metadata.q_shape
             and q.dtype is builder.q_dtype
             and q.get_device() == builder.device_number
