@@ -7,7 +7,14 @@ import pytest
 from aiter_install import install_aiter, table_csv
 from aiter_steps import device_of, problem_of
 
-from mla_decode import DeviceInfo, OutdatedLibraryError, RefusalCode, discover, select
+from mla_decode import (
+    ArgumentError,
+    DeviceInfo,
+    OutdatedLibraryError,
+    RefusalCode,
+    discover,
+    select,
+)
 from mla_decode_rocm_aiter import backend, ops
 
 MLA_OLD = "def mla_decode_fwd(q, kv_buffer, o): ...\n"
@@ -203,7 +210,7 @@ def test_the_variable_simulates_on_a_machine_without_a_gpu(monkeypatch):
 @pytest.mark.parametrize("text", ["rocm_aiter", "rocm_aiter:gfx950", "rocm_aiter::1"])
 def test_a_malformed_variable_is_an_error(monkeypatch, text):
     monkeypatch.setenv("MLA_DECODE_SIMULATE", text)
-    with pytest.raises(ValueError, match="MLA_DECODE_SIMULATE"):
+    with pytest.raises(ArgumentError, match="MLA_DECODE_SIMULATE"):
         backend.refusals(problem_of(), DeviceInfo(vendor="cpu", arch="cpu"))
 
 

@@ -8,7 +8,7 @@ from aiter_install import install_aiter, table_csv
 from mla_decode import Refusal, RefusalCode
 from mla_decode_rocm_aiter import find_profile, known_releases
 from mla_decode_rocm_aiter.installation import Installation, find_installation
-from mla_decode_rocm_aiter.manifest import demangle, read_manifest
+from mla_decode_rocm_aiter.manifest import demangle, parse_manifest, read_manifest
 from mla_decode_rocm_aiter.tables import packaged_tables
 
 
@@ -48,6 +48,21 @@ def test_a_table_with_unknown_columns_is_refused(tmp_path, monkeypatch):
     found = read_manifest(find_installation(), "gfx950")
     assert found.code is RefusalCode.VERSION
     assert "qType" in found.got
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["bf16,bf16", "bf16,bf16,x,1,4,0,0,1,0,k,k.co", '"', "x" * 200_000, "\udcff"],
+    ids=["short", "no number", "open quote", "endless", "bytes"],
+)
+def test_a_line_that_is_no_kernel_is_refused(tmp_path, line):
+    path = tmp_path / "mla_asm.csv"
+    text = table_csv("0.1.20", "gfx942") + line + "\n"
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    found = parse_manifest(path, "gfx942")
+    assert found.code is RefusalCode.VERSION
+    assert "cannot be read" in found.message
+    assert str(path) in found.got
 
 
 def test_a_missing_table_names_its_path(tmp_path, monkeypatch):

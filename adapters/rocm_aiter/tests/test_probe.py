@@ -7,7 +7,7 @@ import pytest
 from aiter_install import install_aiter
 from aiter_steps import device_of, problem_of
 
-from mla_decode import DeviceInfo, RefusalCode
+from mla_decode import ArgumentError, DeviceInfo, RefusalCode
 from mla_decode_rocm_aiter import backend
 from mla_decode_rocm_aiter.facts import packaged_facts
 from mla_decode_rocm_aiter.probe import (
@@ -95,6 +95,17 @@ def test_the_command_reports_and_records(capsys):
     assert report["defects"] == report["stale"] == []
     kept = read_record(record_path("0.1.20.post1", "gfx950", "simulated"))
     assert [kept[shape].outcome for shape in shapes] == ["works", "dies"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "3", "[3]", "[{}]", '[{"shape": {"heads": 1}}]', "[" * 9000, "\udcff"],
+)
+def test_a_record_that_nobody_wrote_is_a_typed_error(tmp_path, text):
+    path = tmp_path / "record.json"
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ArgumentError, match="probe again"):
+        read_record(path)
 
 
 def test_a_defect_is_exit_1(monkeypatch):

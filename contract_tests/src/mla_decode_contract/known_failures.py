@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,7 @@ def read_exceptions(path: Path) -> Exceptions:
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageProblem(f"cannot read {path}: {error}") from error
     unknown = sorted(set(data) - {"known_failure", "tolerance"})
     if unknown:
@@ -118,7 +119,11 @@ def _texts(
 
 def _units(path: Path, entry: dict[str, Any]) -> float:
     units = entry.get("units")
-    if isinstance(units, bool) or not isinstance(units, (int, float)) or units <= 0:
+    if (
+        isinstance(units, bool)
+        or not isinstance(units, (int, float))
+        or not 0 < units <= sys.float_info.max
+    ):
         raise UsageProblem(f"{path}: units of a [[tolerance]] is a number above 0")
     return float(units)
 
@@ -127,6 +132,6 @@ def _require_cases(path: Path, case_ids: list[str]) -> None:
     for case_id in case_ids:
         if case_id not in BY_ID:
             raise UsageProblem(f"{path}: no case is named {case_id!r}")
-    twice = sorted({c for c in case_ids if case_ids.count(c) > 1})
+    twice = sorted(case_id for case_id, times in Counter(case_ids).items() if times > 1)
     if twice:
         raise UsageProblem(f"{path}: {', '.join(twice)} stands there twice")

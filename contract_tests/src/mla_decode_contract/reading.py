@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import jsonschema  # type: ignore[import-untyped] # it ships no types
@@ -133,8 +134,8 @@ def _as_report(file: Path, value: Any) -> dict[str, Any]:
 
 def _require_consistency(file: Path, report: dict[str, Any]) -> None:
     """Hold the counts to the cases: a report edited by hand shows itself."""
-    ids = [case["id"] for case in report["cases"]]
-    twice = sorted({case_id for case_id in ids if ids.count(case_id) > 1})
+    times = Counter(case["id"] for case in report["cases"])
+    twice = sorted(case_id for case_id, count in times.items() if count > 1)
     counted: dict[str, int] = dict.fromkeys(report["counts"], 0)
     for case in report["cases"]:
         if not case.get("provisional", False):

@@ -337,12 +337,14 @@ def test_a_trace_is_read_in_order_of_arrival(tmp_path):
         (TRACE + "soon,1,1\n", "line 5"),
         (TRACE + "1,-1,1\n", "-1 tokens"),
         (TRACE + "1,1\n", "line 5"),
+        (TRACE + "nan,1,1\n", "no time"),
+        (TRACE + "1,\udcff,1\n", "is no CSV"),
     ],
-    ids=["empty", "column", "none", "time", "negative", "short"],
+    ids=["empty", "column", "none", "time", "negative", "short", "nan", "bytes"],
 )
 def test_what_is_no_trace_is_refused(tmp_path, text, words):
     path = tmp_path / "t.csv"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ArgumentError, match=words):
         read_trace(path, Columns())
 

@@ -102,13 +102,14 @@ def _version(package: Path) -> str:
     except importlib.metadata.PackageNotFoundError:
         pass
     written = package / "_version.py"
-    if written.exists():
-        match = re.search(
-            r"__version__ = '([^']+)'", written.read_text(encoding="utf-8")
-        )
-        if match:
-            return match[1]
-    return "unknown"
+    return find_version(written) if written.exists() else "unknown"
+
+
+def find_version(written: Path) -> str:
+    """The version that a `_version.py` of any tool states, or `unknown`."""
+    text = written.read_text(encoding="utf-8", errors="replace")
+    match = re.search(r"__version__ = '([^']+)'", text)
+    return match[1] if match else "unknown"
 
 
 def _meta(package: Path) -> Path:
@@ -116,7 +117,7 @@ def _meta(package: Path) -> Path:
     root = package.parent
     marker = package / "install_mode"
     meta = root
-    if marker.exists() and "install" in marker.read_text(encoding="utf-8"):
+    if marker.exists() and b"install" in marker.read_bytes():
         meta = root / "aiter_meta"
     named = os.environ.get("AITER_META_DIR")
     if named:

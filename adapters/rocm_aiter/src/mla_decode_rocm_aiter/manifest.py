@@ -37,19 +37,32 @@ def read_manifest(installation: Installation, arch: str) -> KernelTable | Refusa
 
 def parse_manifest(path: Path, arch: str) -> KernelTable | Refusal:
     """Parse one `mla_asm.csv`; columns differ by release and arch."""
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        columns = frozenset(reader.fieldnames or ())
-        if not columns >= _NEEDED:
-            return Refusal(
-                code=RefusalCode.VERSION,
-                message="the kernel table has columns that nobody has read yet",
-                got=f"{path} lacks {', '.join(sorted(_NEEDED - columns))}",
-                allowed=", ".join(sorted(_NEEDED)),
-                fix="use a release with a profile, or report the table's header",
-            )
-        rows = tuple(_row(line) for line in reader if line.get("prefill", "0") != "1")
-    return KernelTable(arch=arch, source=str(path), rows=rows)
+    rows, number = [], 1
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            columns = frozenset(reader.fieldnames or ())
+            if not columns >= _NEEDED:
+                return Refusal(
+                    code=RefusalCode.VERSION,
+                    message="the kernel table has columns that nobody has read yet",
+                    got=f"{path} lacks {', '.join(sorted(_NEEDED - columns))}",
+                    allowed=", ".join(sorted(_NEEDED)),
+                    fix="use a release with a profile, or report the table's header",
+                )
+            for line in reader:
+                number = reader.line_num
+                if line.get("prefill", "0") != "1":
+                    rows.append(_row(line))
+    except (OSError, csv.Error, ValueError, TypeError) as error:
+        return Refusal(
+            code=RefusalCode.VERSION,
+            message="the kernel table cannot be read",
+            got=f"{path}, line {number}: {error}",
+            allowed="UTF-8 lines of as many fields as the header, numbers as numbers",
+            fix="reinstall AITER with its kernels",
+        )
+    return KernelTable(arch=arch, source=str(path), rows=tuple(rows))
 
 
 def _row(line: dict[str, str]) -> KernelRow:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from mla_decode_rocm_aiter.releases import PROFILES
 
@@ -39,7 +39,7 @@ def find_profile(release: str) -> Profile | None:
         return found
     try:
         version = Version(release)
-    except InvalidVersion:
+    except ValueError:  # no version, or numbers of thousands of digits
         return None
     return _BY_NAME.get(version.public)
 

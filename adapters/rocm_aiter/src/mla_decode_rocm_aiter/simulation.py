@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from mla_decode.errors import ArgumentError
+
 VARIABLE = "MLA_DECODE_SIMULATE"
 """`rocm_aiter:<arch>:<release>` simulates that AITER in this process."""
 
@@ -12,7 +14,8 @@ def read_variable(text: str | None = None) -> tuple[str, str] | None:
     """(arch, release) of `MLA_DECODE_SIMULATE`, or None where it speaks of another.
 
     Raises:
-        ValueError: The value names rocm_aiter and is not `rocm_aiter:<arch>:<release>`.
+        ArgumentError: The value names rocm_aiter and is not
+            `rocm_aiter:<arch>:<release>`.
     """
     text = os.environ.get(VARIABLE, "") if text is None else text
     backend, _, rest = text.partition(":")
@@ -20,8 +23,10 @@ def read_variable(text: str | None = None) -> tuple[str, str] | None:
         return None
     arch, _, release = rest.partition(":")
     if not arch or not release:
-        raise ValueError(
-            f"{VARIABLE}={text!r}: write rocm_aiter:<arch>:<release>, "
-            "as rocm_aiter:gfx950:0.1.20.post1"
+        raise ArgumentError(
+            f"{VARIABLE} names no arch and release to simulate.",
+            got=repr(text),
+            allowed="rocm_aiter:<arch>:<release>",
+            fix=f"unset {VARIABLE}, or write rocm_aiter:gfx950:0.1.20.post1",
         )
     return arch, release

@@ -10,6 +10,7 @@ from typing import Any
 
 import platformdirs
 
+from mla_decode.errors import ArgumentError
 from mla_decode_rocm_aiter.probe.shapes import ProbeShape
 
 
@@ -46,18 +47,30 @@ def write_record(path: Path, results: list[ProbeResult]) -> None:
 
 
 def read_record(path: Path) -> dict[ProbeShape, ProbeResult]:
-    """Results by shape; empty where nothing was probed."""
+    """Results by shape; empty where nothing was probed.
+
+    Raises:
+        ArgumentError: The file is no record, or one of another version.
+    """
     if not path.exists():
         return {}
-    found = [
-        ProbeResult(
-            shape=ProbeShape(**entry["shape"]),
-            outcome=entry["outcome"],
-            detail=entry["detail"],
-        )
-        for entry in json.loads(path.read_text(encoding="utf-8"))
-    ]
-    return {result.shape: result for result in found}
+    try:
+        found = [
+            ProbeResult(
+                shape=ProbeShape(**entry["shape"]),
+                outcome=str(entry["outcome"]),
+                detail=str(entry["detail"]),
+            )
+            for entry in json.loads(path.read_text(encoding="utf-8"))
+        ]
+        return {result.shape: result for result in found}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ArgumentError(
+            "The record of earlier probes cannot be read.",
+            got=f"{path}: {type(error).__name__}: {error}",
+            allowed="what `mla-decode probe rocm_aiter` wrote",
+            fix="delete the file, and probe again",
+        ) from error
 
 
 def driver_version() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -60,6 +61,10 @@ def read_trace(path: Path, columns: Columns) -> tuple[Request, ...]:
             "The trace cannot be read.",
             got=f"{path}: {error.strerror}",
             allowed="a CSV file",
+        ) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise _bad(
+            "The trace is no CSV.", got=f"{path}: {error}", allowed="UTF-8 lines"
         ) from error
     if not requests:
         raise _bad("The trace has no request.", got="0 lines", allowed="1 or more")
@@ -130,7 +135,10 @@ def _seconds(text: str) -> float:
     """Seconds as a number, or a date with a time of any precision."""
     found = _MOMENT.match(text)
     if found is None:
-        return float(text)
+        seconds = float(text)
+        if not math.isfinite(seconds):
+            raise ValueError(f"{text} is no time")
+        return seconds
     day = datetime.fromisoformat(f"{found[1]} {found[2]}+00:00")
     return day.timestamp() + float(found[3] or 0)
 
