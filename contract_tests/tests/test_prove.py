@@ -1,13 +1,22 @@
 """`prove`: what is caught, what does not apply, and what no proof is."""
 
 import sys
+from collections import Counter
 
 import pytest
 
 from mla_decode.device import DeviceInfo
 from mla_decode_contract import cli
+from mla_decode_contract.catalogue import CASES
+from mla_decode_contract.clauses import Clause
 from mla_decode_contract.mutants import MUTANTS
-from mla_decode_contract.prove import MutantResult, Proof
+from mla_decode_contract.prove import (
+    ALARM_CASES,
+    ROTATED,
+    MutantResult,
+    Proof,
+    redrawn,
+)
 from mla_decode_contract.target import Target
 
 pytestmark = pytest.mark.usefixtures("_importable_backends")
@@ -63,12 +72,53 @@ def test_a_backend_that_cannot_be_prepared_proves_nothing():
 
 @pytest.mark.parametrize("caught", [True, False])
 def test_one_that_got_away_is_no_proof(caught):
-    proof = Proof(target=Target(backend="reference", device=DeviceInfo.assume("cpu")))
+    proof = Proof(
+        target=Target(backend="reference", device=DeviceInfo.assume("cpu")),
+        names=("lse_log2", "lse_negated"),
+    )
     proof.results["lse_log2"] = MutantResult(name="lse_log2", caught=True, by=("x",))
     proof.results["lse_negated"] = MutantResult(
         name="lse_negated", caught=caught, by=()
     )
     assert proof.is_proven is caught
+
+
+def test_one_that_was_never_tried_is_no_proof():
+    proof = Proof(
+        target=Target(backend="reference", device=DeviceInfo.assume("cpu")),
+        names=("lse_log2", "lse_negated"),
+    )
+    proof.results["lse_log2"] = MutantResult(name="lse_log2", caught=True, by=("x",))
+    assert not proof.is_proven
+
+
+def test_an_error_of_the_kit_breaks_the_proof(monkeypatch):
+    def broken(plain):
+        raise TypeError(f"another form of result: {sorted(plain)[:1]}")
+
+    monkeypatch.setattr("mla_decode_contract.outcome.CaseResult.from_dict", broken)
+    with pytest.raises(TypeError, match="another form of result"):
+        _proof("reference", "lse_log2", seeds=0)
+
+
+def test_two_hundred_seeds_draw_every_small_value_case_several_times():
+    counted = Counter(case for seed in range(1, 201) for case in redrawn(seed))
+    assert set(counted) == {*ALARM_CASES, *ROTATED}
+    assert {counted[case] for case in ALARM_CASES} == {200}
+    assert min(counted.values()) >= 9
+    values = {case.id for case in CASES if case.clause in {Clause.MASK, Clause.LSE}}
+    assert values <= set(counted)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_reference_is_proven_over_two_hundred_seeds():
+    target = Target(backend="reference", device=DeviceInfo.assume("cpu"))
+    proof = Proof(target=target)
+    proof.run()
+    assert proof.alarms == []
+    assert proof.is_proven
+    assert len(proof.as_dict()["mutants"]) >= 40
 
 
 def test_nothing_tried_is_no_proof():
