@@ -189,13 +189,6 @@ def timed(call: Callable[[], object], repeats: int) -> float:
 # --- kernels that return at once ------------------------------------------------------
 
 
-class _Nothing:
-    """A compiled kernel: it has a grid and takes anything."""
-
-    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
-        return _do_nothing
-
-
 def _do_nothing(*_: object, **__: object) -> None:
     return None
 
@@ -206,9 +199,9 @@ def _still_triton(builder: Any) -> None:
 
     def bound(*args: Any, **words: Any) -> Any:
         step = bind(*args, **words)
-        still = {"decode": replace(step.decode, compiled=_Nothing())}
+        still = {"decode": replace(step.decode, directly=_do_nothing)}
         if step.merge is not None:
-            still["merge"] = replace(step.merge, compiled=_Nothing())
+            still["merge"] = replace(step.merge, directly=_do_nothing)
         return replace(step, **still)
 
     builder.launcher.bind = bound

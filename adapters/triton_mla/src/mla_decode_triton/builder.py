@@ -77,7 +77,13 @@ class TritonMLAMetadataBuilder(MLADecodeMetadataBuilder):
         self.partial_out = self._float32(rows, LATENT_WIDTH)
         self.partial_lse = self._float32(rows)
         self._steps: dict[tuple[int, int, int, bool], BoundStep] = {}
-        self.launcher = Launcher(problem, self.device_info, self.tiles)
+        self.launcher = Launcher(
+            problem,
+            self.device_info,
+            self.tiles,
+            partial_out=self.partial_out,
+            partial_lse=self.partial_lse,
+        )
 
     def _build_decode(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,12 @@ from mla_decode_triton.planning import MERGE_SIZES, plan_step
 from mla_decode_triton.variants import DecodeVariant, MergeVariant
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
     from mla_decode.device import DeviceInfo
+    from mla_decode.forward_check import CheckedCall
     from mla_decode.problem import DecodeProblem
     from mla_decode_triton.planning import StepPlan
     from mla_decode_triton.tiles import ArchTiles
@@ -36,23 +35,15 @@ _INT32_MAX = 2**31 - 1
 class BoundKernel:
     """A kernel variant with its grid, ready to be launched."""
 
-    kernel: Any
-    """Triton's own function, which looks at every argument."""
-    compiled: Any | None
-    """The variant for aligned tensors; None where there is none to hold."""
-    grid: tuple[int, int, int]
-    constants: Mapping[str, Any]
+    by_front_door: Callable[..., None]
+    """Triton's own launch, which looks at every argument; tensors, by keyword."""
+    directly: Callable[..., None] | None
+    """The launch of the variant for aligned tensors, which takes addresses by position:
+    they spare the driver the question where a tensor lives. None: there is none."""
+    keywords: Mapping[str, Any]
+    """The constants and the compiler's options, for the front door."""
     values: tuple[Any, ...]
-    """Of the constants, in the kernel's order."""
-    options: Mapping[str, Any]
-
-    def run(self, arguments: tuple[Any, ...], *, is_aligned: bool) -> None:
-        """Launch on the current stream."""
-        if is_aligned and self.compiled is not None:
-            # An address spares the driver the question of where a tensor lives.
-            self.compiled[self.grid](*map(_address, arguments), *self.values)
-        else:
-            self.kernel[self.grid](*arguments, **self.constants, **self.options)
+    """Of the constants, in the kernel's order, for the direct launch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +64,31 @@ class Launcher:
     it may use: tens of microseconds. Here the variants of aligned tensors are held, a
     call looks at the alignment alone, and whatever is not aligned takes Triton's way.
     On ROCm every call does: there a variant also depends on the sizes of tensors.
+
+    Args:
+        problem: What the steps lie within.
+        device: Where they run.
+        arch: Its tiles.
+        partial_out: float32 [rows, 512], of split requests: the builder's, never moved.
+        partial_lse: float32 [rows].
     """
 
     def __init__(
-        self, problem: DecodeProblem, device: DeviceInfo, arch: ArchTiles
+        self,
+        problem: DecodeProblem,
+        device: DeviceInfo,
+        arch: ArchTiles,
+        *,
+        partial_out: Tensor,
+        partial_lse: Tensor,
     ) -> None:
         self._problem = problem
         self._arch = arch
         self._device = device
         self._interpreted = device.torch_device == "cpu"
+        self._partials = partial_out, partial_lse
+        self._partial_addresses = partial_out.data_ptr(), partial_lse.data_ptr()
+        self._guards_device = not self._interpreted and torch.cuda.device_count() > 1
         self._kernels = load_kernels(interpreted=self._interpreted)
         self._decode: dict[DecodeVariant, Any] = {}
         self._merge: dict[MergeVariant, Any] = {}
@@ -120,49 +127,41 @@ class Launcher:
         )
 
     def launch(
-        self,
-        step: BoundStep,
-        *,
-        q_latent: Tensor,
-        q_rope: Tensor,
-        kv_cache: Tensor,
-        block_table: Tensor,
-        seq_lens: Tensor,
-        kv_scale: Tensor | None,
-        softmax_scale: float,
-        out: Tensor,
-        lse: Tensor | None,
-        partial_out: Tensor,
-        partial_lse: Tensor,
+        self, step: BoundStep, call: CheckedCall, table: Tensor, lens: Tensor
     ) -> None:
-        """Decode one step on the current stream; see the kernels for shapes."""
-        token_stride, head_stride, _ = q_latent.stride()
-        rope_token_stride, rope_head_stride, _ = q_rope.stride()
-        page_stride = kv_cache.stride(0)
-        bits = (
-            q_latent.data_ptr()
-            | q_rope.data_ptr()
-            | kv_cache.data_ptr()
-            | out.data_ptr()
-            | token_stride
-            | head_stride
-            | rope_token_stride
-            | rope_head_stride
-            | page_stride
+        """Decode one step on the current stream.
+
+        Args:
+            step: The launches of its shape.
+            call: Every row of its outputs is written.
+            table: int32 [num_reqs, width].
+            lens: int32 [num_reqs].
+        """
+        if self._guards_device and torch.cuda.current_device() != self._device.index:
+            with torch.cuda.device(self._device.index):
+                self._launch(step, call, table, lens)
+        else:
+            self._launch(step, call, table, lens)
+
+    def _launch(
+        self, step: BoundStep, call: CheckedCall, table: Tensor, lens: Tensor
+    ) -> None:
+        """Straight to the driver where alignment allows, else by the front door."""
+        query, rope, cache = call.q, call.q_rope, call.kv_cache
+        query_at, cache_at, out_at = (
+            query.data_ptr(),
+            cache.data_ptr(),
+            call.out.data_ptr(),
         )
-        is_aligned = not bits % _VECTOR_BYTES and page_stride <= _INT32_MAX
-        is_split = step.merge is not None
-        some_lse = partial_lse if lse is None else lse
-        arguments = (
-            q_latent,
-            q_rope,
-            kv_cache,
-            block_table,
-            seq_lens,
-            kv_scale,
-            partial_out if is_split else out,
-            partial_lse if is_split else some_lse,
-            softmax_scale * _LOG2E,
+        token_stride, head_stride, _ = rope_strides = query.stride()
+        if rope is None:  # an address needs no view of the query's tail
+            rope_at = query_at + LATENT_WIDTH * query.element_size()
+        else:
+            rope_at, rope_strides = rope.data_ptr(), rope.stride()
+        rope_token_stride, rope_head_stride, _ = rope_strides
+        page_stride = cache.stride(0)
+        numbers = (
+            call.softmax_scale * _LOG2E,
             self._problem.num_q_heads,
             step.query_len,
             token_stride,
@@ -170,14 +169,69 @@ class Launcher:
             rope_token_stride,
             rope_head_stride,
             page_stride,
-            block_table.stride(0),
+            table.stride(0),
             step.num_splits,
         )
-        with self._on_device():
-            step.decode.run(arguments, is_aligned=is_aligned)
-            if step.merge is not None:
-                partials = (partial_out, partial_lse, out, some_lse, step.num_splits)
-                step.merge.run(partials, is_aligned=is_aligned)
+        bits = query_at | rope_at | cache_at | out_at | page_stride
+        bits |= token_stride | head_stride | rope_token_stride | rope_head_stride
+        decode, merge = step.decode, step.merge
+        direct = decode.directly
+        if (
+            direct is None
+            or (merge is not None and merge.directly is None)
+            or bits % _VECTOR_BYTES
+            or page_stride > _INT32_MAX
+        ):
+            self._launch_by_front_door(step, call, table, lens, numbers)
+            return
+        partial_out, partial_lse = self._partial_addresses
+        lse_at = partial_lse if call.lse is None else call.lse.data_ptr()
+        direct(
+            query_at,
+            rope_at,
+            cache_at,
+            table.data_ptr(),
+            lens.data_ptr(),
+            None if call.kv_scale is None else call.kv_scale.data_ptr(),
+            out_at if merge is None else partial_out,
+            lse_at if merge is None else partial_lse,
+            *numbers,
+            *decode.values,
+        )
+        if merge is not None and merge.directly is not None:
+            merge.directly(
+                partial_out, partial_lse, out_at, lse_at, step.num_splits, *merge.values
+            )
+
+    def _launch_by_front_door(
+        self,
+        step: BoundStep,
+        call: CheckedCall,
+        table: Tensor,
+        lens: Tensor,
+        numbers: tuple[Any, ...],
+    ) -> None:
+        rope = call.q[..., LATENT_WIDTH:] if call.q_rope is None else call.q_rope
+        partial_out, partial_lse = self._partials
+        lse = partial_lse if call.lse is None else call.lse
+        decode, merge = step.decode, step.merge
+        decode.by_front_door(
+            call.q,
+            rope,
+            call.kv_cache,
+            table,
+            lens,
+            call.kv_scale,
+            call.out if merge is None else partial_out,
+            lse if merge is None else partial_lse,
+            *numbers,
+            **decode.keywords,
+        )
+        if merge is not None:
+            merge.by_front_door(
+                *(partial_out, partial_lse, call.out, lse, step.num_splits),
+                **merge.keywords,
+            )
 
     def _bind(
         self,
@@ -187,20 +241,13 @@ class Launcher:
         grid: tuple[int, int, int],
     ) -> BoundKernel:
         constants = variant.constants(interpreted=self._interpreted)
+        options = {} if self._interpreted else variant.options
         return BoundKernel(
-            kernel=kernel,
-            compiled=compiled,
-            grid=grid,
-            constants=constants,
+            by_front_door=kernel[grid],
+            directly=None if compiled is None else compiled[grid],
+            keywords={**constants, **options},
             values=tuple(constants.values()),
-            options={} if self._interpreted else variant.options,
         )
-
-    def _on_device(self) -> AbstractContextManager[object]:
-        index = self._device.index
-        if self._interpreted or torch.cuda.current_device() == index:
-            return nullcontext()
-        return torch.cuda.device(index)
 
     def _compile(self) -> None:
         """Compile and load what the problem's steps can launch."""
@@ -265,7 +312,3 @@ class Launcher:
         )
         compiled[1, 1, 1]  # as above
         return compiled
-
-
-def _address(argument: Any) -> Any:
-    return argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
