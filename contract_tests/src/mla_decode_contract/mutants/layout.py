@@ -84,7 +84,7 @@ def first_scale_kept(backend: Backend) -> Backend:
     @functools.wraps(right)
     def forward(self: Any, q: Any, kv_cache: Any, metadata: Any, **kwargs: Any) -> Any:
         given = {key: kwargs.get(key) for key in ("q_scale", "kv_scale")}
-        if metadata.builder is None or None in given.values():
+        if metadata.builder is None or given["kv_scale"] is None:
             return right(self, q, kv_cache, metadata, **kwargs)
         kept = first.setdefault(metadata.builder, given)
         result = right(self, q, kv_cache, metadata, **kwargs)
