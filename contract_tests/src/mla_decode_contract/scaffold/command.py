@@ -42,5 +42,6 @@ def new(
     for path in written:
         sys.stdout.write(f"{path}\n")
     sys.stdout.write(
-        f"next: pip install -e '{directory}[test]' && mla-decode-contract run {name}\n"
+        f"next: pip install -e '{directory}[test]' && "
+        f"mla-decode-contract run {name} --assume-arch {arch}\n"
     )
