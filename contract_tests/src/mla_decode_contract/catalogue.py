@@ -68,11 +68,13 @@ def _case(
     *features: str,
     quick: bool = False,
     profile: str = "cpu",
+    since: str = "1.0",
 ) -> Case:
     return Case(
         id=case_id,
         clause=clause,
         purpose=purpose,
+        since=since,
         features=features,
         is_quick=quick,
         profile=profile,

@@ -108,12 +108,14 @@ def device_memory_bounded(ctx: CaseContext) -> None:
                 {
                     "bytes": torch.cuda.memory_allocated(),
                     "driver_calls": stats.get("num_device_alloc", 0),
+                    "requests": stats.get("allocation.all.allocated", 0),
                 }
             )
-    ctx.notes.append(f"device memory after {WARM_STEPS + 1} and all steps: {told}")
+    steps = MEMORY_STEPS - WARM_STEPS - 1
+    requests = (told[1]["requests"] - told[0]["requests"]) / steps
+    ctx.notes.append(f"allocations a step: {requests:g}; {told[1]['bytes']} bytes held")
     for what in ("bytes", "driver_calls"):
         require(
             told[1][what] <= told[0][what],
-            f"{what} went from {told[0][what]} to {told[1][what]} over "
-            f"{MEMORY_STEPS - WARM_STEPS - 1} steps",
+            f"{what} went from {told[0][what]} to {told[1][what]} over {steps} steps",
         )
