@@ -7,6 +7,8 @@ Reports from hardware, which `hardware_reports.py` keeps, get pages too.
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 KEPT = Path(__file__).parents[1] / "docs" / "reports"
 HARDWARE = "hardware"
 INDEX = "published.md"
+LINUX = re.compile(r"^Linux-.+?-(x86_64|aarch64)")
 MADE = ("report.md", "report.html", "badge.json")
 KIT = (sys.executable, "-m", "mla_decode_contract.cli")
 HEAD = """\
@@ -174,15 +177,31 @@ def run(
 def _run(chosen: CpuRun) -> None:
     assumed = ("--assume-arch", chosen.arch) if chosen.arch else ()
     words = (chosen.backend, *assumed)
-    folder = KEPT / chosen.label
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        run_it = (*KIT, "run", *words, "--report", scratch)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        run_it = (*KIT, "run", *words, "--report", folder)
         subprocess.run(run_it, check=False)  # noqa: S603 - our own kit; the report has its verdict
         prove_it = (*KIT, "prove", *words, "--json")
         proof = subprocess.run(prove_it, stdout=subprocess.PIPE, check=False)  # noqa: S603 - the same
-        shutil.copy(Path(scratch) / FILE_NAME, folder / FILE_NAME)
-        (folder / PROOF).write_bytes(proof.stdout)
+        (scratch / PROOF).write_bytes(proof.stdout)
+        take(scratch, KEPT / chosen.label)
+
+
+def take(results: Path, folder: Path) -> None:
+    """Keep a run's report and proof. The machine's kernel release is left out.
+
+    Raises:
+        ReportProblem: They are none.
+    """
+    source = read_source(results)
+    system = LINUX.sub(r"Linux-\1", source.report["platform"])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, plain in (
+        (FILE_NAME, {**source.report, "platform": system}),
+        (PROOF, source.proof),
+    ):
+        text = json.dumps(plain, indent=2) + "\n"
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def main() -> None:
