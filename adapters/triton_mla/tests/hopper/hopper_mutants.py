@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from hopper_simulator import source_tree
 
 ORDERING = ("wait", "signal", "arrive", "expect", "fence_async_shared", "barrier")
-TOUCHING = (*ORDERING, "async_load", "load_half", "warpgroup_mma", "warpgroup_mma_wait")
+TOUCHING = (
+    *ORDERING,
+    "async_load",
+    "load_columns",
+    "load_queries",
+    "warpgroup_mma",
+    "warpgroup_mma_wait",
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,12 +10,17 @@ import functools
 from typing import Any
 
 import triton
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import (
     _unwrap_if_constexpr,
     builtin,
 )
 from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language import core as _core
+
+aggregate: Any = getattr(gluon, "aggregate", None) or _core._aggregate  # noqa: SLF001 - 3.6 has no public name
+"""Make a class a bundle of device values (3.6: a private name)."""
 
 OLDEST = (3, 6)
 """The oldest Triton release that the kernel is compiled on."""

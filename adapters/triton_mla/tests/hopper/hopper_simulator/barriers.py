@@ -121,5 +121,5 @@ class Barriers:
 
     def index(self, index):
         if not 0 <= index < len(self.barriers):
-            raise IndexError(f"barrier {index} of {len(self.barriers)}")
+            raise SimulationError(f"barrier {index} of {len(self.barriers)}")
         return self.barriers[index]

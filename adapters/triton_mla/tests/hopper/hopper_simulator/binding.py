@@ -51,6 +51,8 @@ class Binder:
             source = getattr(value, "fn", None)
             if isinstance(source, types.FunctionType):
                 self._bind_function(module, name, source, names, tree)
+            elif hasattr(value, "__triton_aggregate__"):
+                names[name] = functools.partial(_bundle, value)
             elif type(value).__name__ == "constexpr":
                 names[name] = value.value
             elif not name.startswith("__") and hasattr(type(self.world), name):
@@ -66,6 +68,14 @@ class Binder:
             names[name] = types.FunctionType(source.__code__, names, name)
         else:
             exec(_code(_find(tree, source.__name__)), names)  # noqa: S102 - our source
+
+
+def _bundle(aggregate, *values):
+    """An object of an aggregate's fields, made by its own constructor."""
+    made = types.SimpleNamespace()
+    init = aggregate.hash_attrs[0]
+    getattr(init, "fn", init)(made, *values)
+    return made
 
 
 def _find(tree, name):

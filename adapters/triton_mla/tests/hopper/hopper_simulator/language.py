@@ -68,6 +68,10 @@ class Language:
         return x.sum(axis)
 
     @staticmethod
+    def expand_dims(x, axis):
+        return x.unsqueeze(axis)
+
+    @staticmethod
     def convert_layout(x, _layout):
         return x
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .races import Access
+from .races import Access, SimulationError
 
 
 class Shared:
@@ -24,7 +24,7 @@ class Shared:
     def index(self, index):
         size = torch.Size(self.shape[1:]).numel()
         if not 0 <= index < self.shape[0]:
-            raise IndexError(f"index {index} of shared memory {self.shape}")
+            raise SimulationError(f"index {index} of shared memory {self.shape}")
         return self.view(self.offset + int(index) * size, self.shape[1:])
 
     def permute(self, order):
