@@ -135,14 +135,14 @@ def _tests_of(path: Path) -> Iterator[FaultTest]:
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.FunctionDef) or not node.name.startswith("test_"):
             continue
-        marks = dict(_mark(decorator) for decorator in node.decorator_list)
-        for given in marks.get("fault", ()):
+        marks = [_mark(decorator) for decorator in node.decorator_list]
+        is_cuda = any(name == "cuda" for name, _ in marks)
+        faults = [found for name, found in marks if name == "fault"]
+        for given in (one for found in faults for one in found):
             value = given.value if isinstance(given, ast.Constant) else None
             if not isinstance(value, str):
                 raise CatalogueError(f"{file}: {node.name}: ids must be literal")
-            yield FaultTest(
-                file=file, name=node.name, fault=value, is_cuda="cuda" in marks
-            )
+            yield FaultTest(file=file, name=node.name, fault=value, is_cuda=is_cuda)
 
 
 def _mark(decorator: ast.expr) -> tuple[str, list[ast.expr]]:

@@ -90,7 +90,8 @@ def test_refuses_a_malformed_entry(catalogue, tmp_path, old, new):
 
 def test_reads_the_marker_from_a_test_source(catalogue, tmp_path):
     source = (
-        "@pytest.mark.fault('A-1', 'A-2')\n"
+        "@pytest.mark.fault('A-1')\n"
+        "@pytest.mark.fault('A-2')\n"
         "@pytest.mark.cuda\n"
         "def test_x(): ...\n"
         "@pytest.mark.parametrize('a', [1])\n"
