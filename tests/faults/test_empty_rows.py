@@ -25,13 +25,13 @@ def test_scratch_full_of_nan_never_reaches_a_result(server, query_len):
     step = Step(problem, decoder.device, [5, 260] if server == TRITON else lens)
     for _ in range(1 if server == TRITON else 2):
         plan = decoder.plan(step.common)
+        keys = step.kv_cache.clone()  # a builder may remember the engine's cache
         poisoned = poison_floats(decoder.builder)
+        step.kv_cache.copy_(keys)
         step.check(step.run(decoder, plan))
-    if (
-        server == TRITON
-    ):  # it keeps its partial results; simulators fill theirs with NaN
+    if server == TRITON:  # keeps its partial results; simulators fill theirs with NaN
         assert poisoned
-        assert plan.step.decode.grid[1] > 1
+        assert decoder.report().max_splits > 1
 
 
 def shards(draw, ranks):
