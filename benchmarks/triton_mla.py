@@ -24,14 +24,16 @@ from typing import TYPE_CHECKING
 
 import torch
 import triton
+from batches import SCALE, uniform_batch
 
-from mla_decode import CommonAttentionMetadata, DecodeProblem, Mask, detect_device
+from mla_decode import DecodeProblem, Mask, detect_device
 from mla_decode_triton import backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SCALE = 192**-0.5
+    from mla_decode import CommonAttentionMetadata
+
 PAGE = 64
 POOL_TOKENS = 4 << 20
 BYTES_PER_S = 4.3e12
@@ -165,16 +167,11 @@ class Bench:
 
 def common_of(case: Case) -> CommonAttentionMetadata:
     """The case in the contract's words."""
-    starts = torch.arange(case.num_reqs + 1, dtype=torch.int32) * case.query_len
-    return CommonAttentionMetadata(
-        query_start_loc=starts.cuda(),
-        query_start_loc_cpu=starts,
-        seq_lens=case.seq_lens,
-        num_reqs=case.num_reqs,
-        num_actual_tokens=case.num_reqs * case.query_len,
-        max_query_len=case.query_len,
+    return uniform_batch(
+        case.table,
+        case.seq_lens,
+        query_len=case.query_len,
         max_seq_len=case.seq_len,
-        block_table_tensor=case.table,
         causal=case.causal,
     )
 
