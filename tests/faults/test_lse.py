@@ -75,7 +75,7 @@ def test_the_kit_says_that_log2_was_returned():
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_long_request_beside_a_short_one_merges_to_the_whole(name, fault_id):
     interpreted = name == "interpreted Triton"
-    prefix = 4096 if fault_id == "LSE-03" and not interpreted else 512
+    prefix = 256 if interpreted else 4096 if fault_id == "LSE-03" else 512
     suffix = 64
     problem = problem_of(2, needs_lse=True, max_model_len=prefix + 2 * suffix)
     decoder = decoder_of(problem, SERVERS[name])
