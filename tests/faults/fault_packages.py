@@ -56,7 +56,7 @@ def write_aiter(
     release=RELEASE,
 ):
     """Write AMD's AITER as far as a reader of files and signatures sees it."""
-    (site / "csrc").mkdir()
+    (site / "csrc").mkdir(parents=True)
     table = site / "hsa" / "gfx950" / "mla"
     table.mkdir(parents=True)
     (table / "mla_asm.csv").write_text(kernel_table(release))

@@ -111,6 +111,8 @@ def test_both_forms_are_called_by_keyword_and_right(release):
         assert kwargs["softmax_scale"] == 0.1
         assert (kwargs["num_splits"] is None) == (release == "2026.4")
     assert len(calls) == 2
+    form = {"2025.4": "form tile_metadata", "2026.4": "form sched_meta"}[release]
+    assert form in decoder.report().path
     versions = decoder.backend.library_versions(device)
     assert list(versions.values()) == [release]
 

@@ -162,7 +162,9 @@ def test_lengths_and_table_of_different_spaces_are_refused():
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("dtypes", ["bf16 bf16", "fp8 fp8", "bf16 fp8"])
 @pytest.mark.parametrize("release", ["0.1.16.post6", "0.1.20.post1"])
-def test_no_kernel_is_dropped_for_the_lse_that_dcp_needs(arch, dtypes, release):
+def test_a_schedule_dropped_for_the_lse_that_dcp_needs_is_reported(
+    arch, dtypes, release
+):
     device = amd(arch, release)
     served = 0
     for heads in (8, 16, 32, 64, 128):
@@ -183,6 +185,10 @@ def test_no_kernel_is_dropped_for_the_lse_that_dcp_needs(arch, dtypes, release):
         step.changed(seq_lens=half).check(step.run(decoder, plan))
         (launch,) = decoder.builder.library.machine.launches
         assert launch.key == plan.route.key
+        assert decoder.report().kernels == (launch.kernel,)
+        dropped = [reason for d in decoder.report().downgrades for reason in d.reasons]
+        assert bool(dropped) is not plan.route.keeps_schedule
+        assert all(reason.startswith("[lse]") for reason in dropped)
     if dtypes == "bf16 fp8":
         assert served == 0
     elif arch == "gfx950":

@@ -57,6 +57,16 @@ def test_a_single_file_of_that_name_is_not_taken_for_it(tmp_path, monkeypatch):
     assert str(tmp_path / "aiter.py") in reason.got
 
 
+@pytest.mark.fault("IMPORT-01")
+def test_a_copy_that_hides_another_is_told_apart(tmp_path, monkeypatch):
+    write_aiter(tmp_path / "installed", monkeypatch)
+    hiding = write_aiter(tmp_path / "here", monkeypatch)
+    (found,) = [f for f in findings() if "several modules named aiter" in f.what]
+    assert found.level is Level.ERROR
+    assert found.got.startswith(str(hiding))
+    assert f"rename or remove {hiding}" in found.fix
+
+
 SWALLOWING = """
 try:
     from aiter import missing_extension

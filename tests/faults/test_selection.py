@@ -50,7 +50,7 @@ def test_a_named_backend_is_honoured_or_refused_alone(name, device, problem, bet
 @pytest.mark.fault("SELECT-02")
 def test_auto_keeps_and_logs_every_reason_of_who_was_better(caplog):
     device, problem = amd("gfx942"), draft()
-    with caplog.at_level(logging.INFO, logger="mla_decode"):
+    with caplog.at_level(logging.WARNING, logger="mla_decode"):
         decoder = MLADecoder(problem, device=device)
     assert decoder.backend.name == "triton_mla"
     asked = discover()["rocm_aiter"].backend.refusals(problem, device)
@@ -60,7 +60,9 @@ def test_auto_keeps_and_logs_every_reason_of_who_was_better(caplog):
     assert "{'rocm_aiter': ['mask']}" in line
     step = Step(problem, device, [9], causal=False)
     decoder.plan(step.common)
-    assert decoder.report().refused == {"rocm_aiter": ("mask",)}
+    (downgrade,) = decoder.report().downgrades
+    assert (downgrade.wanted, downgrade.taken) == ("rocm_aiter", "triton_mla")
+    assert downgrade.reasons == tuple(map(str, asked))
 
 
 @pytest.mark.fault("SELECT-02")
@@ -124,7 +126,10 @@ def test_the_schedule_that_was_built_is_the_one_that_runs(requests):
     step.check(step.run(decoder, plan))
     (launch,) = decoder.builder.library.machine.launches
     assert launch.key == plan.route.key
-    assert launch.kernel.endswith("_ps")
+    report = decoder.report()
+    assert report.kernels == (launch.kernel,)
+    assert report.path == "a persistent schedule"
+    assert report.downgrades == ()
 
 
 @pytest.mark.fault("SELECT-07")
