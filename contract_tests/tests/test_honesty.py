@@ -319,3 +319,49 @@ def test_another_error_of_a_step_is_no_wait(reference, target, monkeypatch):
         "sync.no_synchronisation", derive(reference, forward=forward), target
     )
     assert result.failure.kind is FailureKind.CRASH
+
+
+def _keeping_caches(backend, most):
+    """A builder that keeps views of the engine's last caches."""
+    right = type(backend).forward
+
+    def forward(self, q, kv_cache, metadata, **kwargs):
+        kept = getattr(metadata.builder, "kept", [])
+        metadata.builder.kept = [*kept, kv_cache.detach()][-most:]
+        return right(self, q, kv_cache, metadata, **kwargs)
+
+    return derive(backend, forward=forward)
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["ubatch.no_global_state", "stable.workspace_size", "out.workspace_poisoned"],
+)
+def test_a_view_of_the_engines_cache_is_no_workspace(reference, target, case):
+    result = run_case(case, _keeping_caches(reference, most=1), target)
+    assert (result.outcome, result.failure) == (Outcome.PASSED, None)
+
+
+def test_caches_of_earlier_steps_that_are_kept_are_growth(reference, target):
+    keeping = _keeping_caches(reference, most=100)
+    result = run_case("stable.workspace_size", keeping, target)
+    assert result.failure.kind is FailureKind.VALUE
+    assert "grew with the lengths" in result.failure.message
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_workspace_that_is_read_before_it_is_written_fails(reference, target, reads):
+    right = type(reference).forward
+
+    def forward(self, q, kv_cache, metadata, **kwargs):
+        builder = metadata.builder
+        result = right(self, q, kv_cache, metadata, **kwargs)
+        if not hasattr(builder, "sums"):
+            builder.sums = torch.zeros(result.out.shape)
+        elif reads:
+            result.out.add_(builder.sums * 0)
+        return result
+
+    wrong = derive(reference, forward=forward)
+    result = run_case("ubatch.no_global_state", wrong, target)
+    assert result.outcome is (Outcome.FAILED if reads else Outcome.PASSED)

@@ -12,7 +12,7 @@ from mla_decode.dtypes import torch_dtype
 from mla_decode.mask import Mask
 from mla_decode.problem import LATENT_WIDTH
 from mla_decode_contract.outcome import Measurement
-from mla_decode_contract.reachable import poison_floats
+from mla_decode_contract.reachable import poison_floats, storages
 from mla_decode_contract.rounding import lse_units, out_units, rounded_decode
 from mla_decode_contract.scene import poison
 from mla_decode_contract.violations import ValueViolation, require
@@ -116,7 +116,9 @@ def decode(
     if metadata is None:
         if builder is None:
             builder = scene.ctx.builder(scene.problem)
-        poison_floats(builder)
+        given = (scene.q, scene.kv_cache, *changes.values())
+        scene.ctx.inputs |= storages(given).keys()
+        poison_floats(builder, spared=scene.ctx.inputs)
         metadata = builder.build(scene.common)
     out, lse = output_buffers(scene)
     buffers: dict[str, Any] = {"out": out.tensor}

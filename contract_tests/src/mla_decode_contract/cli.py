@@ -241,6 +241,8 @@ def prove(
     proof.run()
     if as_json:
         sys.stdout.write(json.dumps(proof.as_dict(), indent=2) + "\n")
+        for alarm in proof.alarms:
+            sys.stderr.write(f"false alarm: {alarm}\n")
     else:
         _print_proof(proof)
     raise typer.Exit(EXIT_CONFORMANT if proof.is_proven else EXIT_FAILED)

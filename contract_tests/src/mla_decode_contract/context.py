@@ -70,6 +70,8 @@ class CaseContext:
     problems: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
+    inputs: set[int] = field(default_factory=set)
+    """Addresses of the memory of queries and caches that the backend was given."""
     generator: torch.Generator = field(init=False)
     """On the CPU, seeded by the run's seed and the case's id."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -50,15 +50,28 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
             yield from vars(value).items()
 
 
-def poison_floats(root: Any) -> int:
+def storages(root: Any) -> dict[int, int]:
+    """Bytes of the memory under an object, by address."""
+    held = (tensor.untyped_storage() for _, tensor in tensors(root))
+    return {storage.data_ptr(): storage.nbytes() for storage in held}
+
+
+def poison_floats(root: Any, spared: Container[int] = ()) -> int:
     """Fill every workspace under an object with NaN; return how many.
 
     A workspace is a contiguous float tensor of more than `LARGEST_CONSTANT` elements:
     a builder may keep small constants, such as a scale of 1.
+
+    Args:
+        root: Mostly a builder.
+        spared: Addresses of memory that is the caller's: a builder may keep a view of
+            the engine's cache.
     """
     count = 0
     for _, tensor in tensors(root):
         is_large = tensor.is_contiguous() and tensor.numel() > LARGEST_CONSTANT
+        if tensor.untyped_storage().data_ptr() in spared:
+            continue
         if tensor.is_floating_point() and is_large:
             poison(tensor)
             count += 1

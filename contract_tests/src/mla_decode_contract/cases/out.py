@@ -121,7 +121,7 @@ def workspace_poisoned(ctx: CaseContext) -> None:
     builder = ctx.builder(problem)
     first = draw_scene(ctx, problem, [50, 120])
     check(first, decode(first, builder))
-    count = poison_floats(builder)
+    count = poison_floats(builder, spared=ctx.inputs)
     scene = draw_scene(ctx, problem, [20, 0, 45])
     ctx.notes.append(f"{count} float tensors of the builder were poisoned")
     check(scene, decode(scene, builder))

@@ -11,7 +11,7 @@ from mla_decode.builder import GraphSupport
 from mla_decode.errors import BackendRefused
 from mla_decode_contract.call import Result, check, decode, forward, output_buffers
 from mla_decode_contract.demand import demand_error, require_code
-from mla_decode_contract.reachable import tensors
+from mla_decode_contract.reachable import storages, tensors
 from mla_decode_contract.registry import implements
 from mla_decode_contract.scene import draw_scene
 from mla_decode_contract.violations import require
@@ -109,7 +109,7 @@ def workspace_size(ctx: CaseContext) -> None:
     for lens in ([2, 2], [3, 1], [300, 150], [2, 2]):
         scene = draw_scene(ctx, problem, lens)
         check(scene, decode(scene, builder))
-        sizes.append(_bytes_of(builder))
+        sizes.append(_bytes_of(builder, scene))
     ctx.notes.append(f"bytes under the builder by step: {sizes}")
     require(
         sizes[2] <= max(sizes[0], sizes[1]) and sizes[3] <= sizes[2],
@@ -117,13 +117,10 @@ def workspace_size(ctx: CaseContext) -> None:
     )
 
 
-def _bytes_of(builder: object) -> int:
-    owned = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for name, tensor in tensors(builder)
-        if not name.startswith("problem")
-    }
-    return sum(owned.values())
+def _bytes_of(builder: object, scene: Scene) -> int:
+    """Bytes under a builder; a view of the step's own query or cache is not its own."""
+    given = storages((scene.q, scene.kv_cache))
+    return sum(size for at, size in storages(builder).items() if at not in given)
 
 
 @implements("stable.replay")
