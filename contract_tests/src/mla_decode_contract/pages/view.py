@@ -77,10 +77,11 @@ def view(source: Source) -> View:
     cases = report["cases"]
     found = {case["outcome"] for case in cases}
     adapter, device = report["adapter"], report["device"]
+    evidence = report["evidence"] or "nothing ran"
     mutant = f" with the mutant {report['mutant']}" if report["mutant"] else ""
     return View(
-        title=f"{adapter['backend']}{mutant} on {device['arch']}",
-        evidence=report["evidence"] or "nothing ran",
+        title=f"{adapter['backend']}{mutant} on {device['arch']} ({evidence})",
+        evidence=evidence,
         meaning=MEANINGS.get(report["evidence"], "no case reached the backend"),
         date=report["finished_at"][:10],
         report=report,
