@@ -160,7 +160,7 @@ class Bench:
 
 def make_step(point: Point, tuning: Tuning | None = None) -> HopperStep:
     """Buffers for one shape."""
-    return HopperStep(
+    return HopperStep.alone(
         tuning=tuning or Tuning(),
         max_num_reqs=128,
         query_len=point.query_len,

@@ -154,12 +154,22 @@ def simulate(case, variant, *, merge=None, seed=0, trees=None):
     return out.view(-1, num_rows, 512), lse.view(-1, num_rows)
 
 
-def merge_pieces(partial_out, partial_lse, out, lse, schedule, num_rows):
+def merge_pieces(
+    partial_out,
+    partial_lse,
+    out,
+    lse,
+    schedule,
+    num_rows,
+    *,
+    block_parts=BLOCK_PARTS,
+):
     """Merge as `merge_kernel` does, which is slow to interpret."""
-    partial_out = partial_out.view(-1, num_rows, 512)
-    partial_lse = partial_lse.view(-1, num_rows)
+    used = partial_lse.numel() // num_rows * num_rows
+    partial_out = partial_out.view(-1, 512)[:used].view(-1, num_rows, 512)
+    partial_lse = partial_lse[:used].view(-1, num_rows)
     num_splits, *entries = schedule[
-        [0, *range(HEADER + 4 * BLOCK_PARTS, len(schedule))]
+        [0, *range(HEADER + 4 * block_parts, len(schedule))]
     ]
     for entry in range(num_splits):
         request, part, before = (int(x) for x in entries[4 * entry : 4 * entry + 3])

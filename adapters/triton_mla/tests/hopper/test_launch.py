@@ -33,7 +33,7 @@ def test_row_tiles_share_the_device(num_rows, rows, row_tiles, parts):
 
 
 def make_step(query_len, num_heads, max_num_reqs=64):
-    return HopperStep(
+    return HopperStep.alone(
         max_num_reqs=max_num_reqs,
         query_len=query_len,
         num_heads=num_heads,
@@ -45,8 +45,8 @@ def make_step(query_len, num_heads, max_num_reqs=64):
 @pytest.mark.parametrize("max_num_reqs", [1, 1024])
 def test_the_workspace_does_not_grow_with_the_batch(max_num_reqs):
     step = make_step(4, 16, max_num_reqs)
-    assert step.partial_out.shape == (2 * 132, 64, 512)
-    assert step.partial_lse.shape == (2 * 132, 64)
+    assert step.workspace.partial_out.shape == (2 * 132 * 64, 512)
+    assert step.workspace.partial_lse.shape == (2 * 132 * 64,)
 
 
 def forward(step, q, cache, **options):

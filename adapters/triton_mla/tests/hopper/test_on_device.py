@@ -36,7 +36,7 @@ def _step(query_len, num_heads):
     from mla_decode_triton.hopper.launch import HopperStep
 
     properties = torch.cuda.get_device_properties(0)
-    return HopperStep(
+    return HopperStep.alone(
         max_num_reqs=64,
         query_len=query_len,
         num_heads=num_heads,

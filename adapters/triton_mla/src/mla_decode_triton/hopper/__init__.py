@@ -1,5 +1,5 @@
-"""The Hopper (sm_90) kernel in Gluon. Not chosen by the backend yet.
+"""The Hopper (sm_90) kernel in Gluon, which serves on request (`kernel_choice`).
 
-Importing this package imports nothing of Triton; its modules do. `docs/hopper.md` says
-how the kernel works, and what of it has been measured.
+Importing this package imports nothing of Triton; the modules of its kernels do.
+`docs/hopper.md` says how the kernel works, and what of it has been measured.
 """

@@ -1,6 +1,6 @@
 """The host side of the Hopper kernel: buffers of one builder, and a step's launches.
 
-Nothing here is imported by the backend yet. A step is `build` (one launch: the work
+A step is `build` (one launch: the work
 table) and, for each layer, `forward` (two launches: the kernel and the merge). All grids
 depend on the shape of the batch alone, and all buffers keep their addresses, so both can
 be captured in a graph.
@@ -17,7 +17,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from mla_decode.errors import ArgumentError
+from mla_decode.problem import LATENT_WIDTH
 from mla_decode_triton.hopper.asym import asym_kernel
+from mla_decode_triton.hopper.grid import Grid, WorkspaceSize, choose_grid
 from mla_decode_triton.hopper.merge import merge_kernel
 from mla_decode_triton.hopper.schedule import plan_kernel
 from mla_decode_triton.hopper.swap import swap_kernel
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 PAGE_SIZES = (16, 32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float16)
 FP8 = torch.float8_e4m3fn
+_COPY_BYTES = 16
+"""What the copy engine wants addresses and strides to be multiples of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,78 +49,77 @@ class Tuning:
     """Whether scores run a tile ahead; None: where several row tiles share a page."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """How a batch's shape is laid over the device."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Workspace:
+    """The buffers that steps write beside their outputs; their addresses never change."""
 
-    rows: int
-    """Query rows (token, head) of one program."""
-    row_tiles: int
-    parts: int
-    """Programs that share the batch's tiles; each takes one part for one row tile."""
+    schedule: Tensor
+    """int32, the work table: see `schedule.plan_kernel`."""
+    scratch: Tensor
+    """int32."""
+    partial_out: Tensor
+    """float32 [rows, 512]."""
+    partial_lse: Tensor
+    """float32 [rows]."""
 
-    @property
-    def swapped(self) -> bool:
-        """Whether the variant for few rows serves it."""
-        return self.rows < 64
+    @classmethod
+    def allocate(cls, size: WorkspaceSize, device: torch.device) -> Workspace:
+        """Allocate all of it."""
 
+        def make(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
 
-def choose_grid(num_rows: int, multiprocessors: int) -> Grid:
-    """Lay `num_rows` rows a request over one program a multiprocessor.
-
-    Row tiles of the same part are neighbours in the grid: they read the same pages at
-    the same time, once from memory and then from the second-level cache.
-    """
-    rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
-    row_tiles = math.ceil(num_rows / rows)
-    return Grid(
-        rows=rows, row_tiles=row_tiles, parts=max(1, multiprocessors // row_tiles)
-    )
+        rows = size.partial_rows
+        return cls(
+            schedule=make(size.schedule_entries, dtype=torch.int32),
+            scratch=make(size.scratch_entries, dtype=torch.int32),
+            partial_out=make(rows, LATENT_WIDTH, dtype=torch.float32),
+            partial_lse=make(rows, dtype=torch.float32),
+        )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class HopperStep:
-    """The buffers of one builder for one block length, and the launches on them."""
+    """The launches of one block length, on buffers that others may share."""
 
     max_num_reqs: int
     query_len: int
     num_heads: int
-    device: torch.device
     multiprocessors: int
+    workspace: Workspace
     tuning: Tuning = field(default_factory=Tuning)
     grid: Grid = field(init=False)
-    schedule: Tensor = field(init=False)
-    """int32, the work table: see `schedule.plan_kernel`."""
-    partial_out: Tensor = field(init=False)
-    """float32 [2 * parts, rows, 512]: independent of batch and lengths."""
-    partial_lse: Tensor = field(init=False)
-    _scratch: Tensor = field(init=False)
+
+    @classmethod
+    def alone(
+        cls,
+        *,
+        max_num_reqs: int,
+        query_len: int,
+        num_heads: int,
+        device: torch.device,
+        multiprocessors: int,
+        tuning: Tuning | None = None,
+    ) -> HopperStep:
+        """A step with a workspace of its own."""
+        size = WorkspaceSize.of([query_len * num_heads], max_num_reqs, multiprocessors)
+        return cls(
+            max_num_reqs=max_num_reqs,
+            query_len=query_len,
+            num_heads=num_heads,
+            multiprocessors=multiprocessors,
+            workspace=Workspace.allocate(size, device),
+            tuning=tuning or Tuning(),
+        )
 
     def __post_init__(self) -> None:
-        """Allocate everything a step writes beside its outputs."""
-        rows = self.num_rows
-        self.grid = choose_grid(rows, self.multiprocessors)
-        slots = 2 * self.grid.parts
-        num_scratch = 2 * (1 << self.max_num_reqs.bit_length()) + 8 * self._block_parts
-        self.schedule = torch.zeros(
-            8 + 8 * self._block_parts, dtype=torch.int32, device=self.device
-        )
-        self._scratch = torch.zeros(num_scratch, dtype=torch.int32, device=self.device)
-        self.partial_out = torch.empty(
-            (slots, rows, 512), dtype=torch.float32, device=self.device
-        )
-        self.partial_lse = torch.empty(
-            (slots, rows), dtype=torch.float32, device=self.device
-        )
+        """Lay the rows over the device."""
+        self.grid = choose_grid(self.num_rows, self.multiprocessors)
 
     @property
     def num_rows(self) -> int:
         """Rows (token, head) of a request."""
         return self.query_len * self.num_heads
-
-    @property
-    def _block_parts(self) -> int:
-        return 1 << self.grid.parts.bit_length()
 
     def build(self, seq_lens: Tensor) -> None:
         """Write the work table of a step: one launch, nothing read on the host.
@@ -128,8 +131,8 @@ class HopperStep:
         steps = self.max_num_reqs.bit_length()
         plan_kernel[(1,)](
             seq_lens,
-            self.schedule,
-            self._scratch,
+            self.workspace.schedule,
+            self.workspace.scratch,
             num_reqs,
             self.grid.parts,
             OVERHEAD=self.tuning.piece_overhead,
@@ -137,7 +140,7 @@ class HopperStep:
             SNAP=self.tuning.snap,
             MIN_TILES=self.tuning.min_tiles,
             BLOCK_REQS=1 << steps,
-            BLOCK_PARTS=self._block_parts,
+            BLOCK_PARTS=self.grid.block_parts,
             STEPS=steps,
             num_warps=8,
         )
@@ -193,11 +196,11 @@ class HopperStep:
             _describe_cache(cache),
             table,
             seq_lens,
-            self.schedule,
+            self.workspace.schedule,
             out,
-            self.partial_lse if lse is None else lse,
-            self.partial_out,
-            self.partial_lse,
+            self.workspace.partial_lse if lse is None else lse,
+            self.workspace.partial_out,
+            self.workspace.partial_lse,
             scale_log2=softmax_scale * math.log2(math.e),
             num_heads=self.num_heads,
             query_len=self.query_len,
@@ -211,16 +214,16 @@ class HopperStep:
             num_warps=4,
             **constants,
         )
-        pieces = max(4, min(64, 2 * grid.parts // num_reqs))
+        pieces = max(4, min(64, 2 * grid.parts // max(num_reqs, 1)))
         merge_kernel[(self.tuning.merges_per_multiprocessor * self.multiprocessors,)](
-            self.partial_out,
-            self.partial_lse,
+            self.workspace.partial_out,
+            self.workspace.partial_lse,
             out,
-            self.partial_lse if lse is None else lse,
-            self.schedule,
+            self.workspace.partial_lse if lse is None else lse,
+            self.workspace.schedule,
             self.num_rows,
             NEEDS_LSE=lse is not None,
-            BLOCK_PARTS=self._block_parts,
+            BLOCK_PARTS=self.grid.block_parts,
             BLOCK_PIECES=1 << (pieces - 1).bit_length(),
             BLOCK_COLUMNS=self.tuning.merge_columns,
             EARLY=True,
@@ -230,12 +233,13 @@ class HopperStep:
 
     def _queries(self, q: Tensor, num_reqs: int, box: list[int]) -> TensorDescriptor:
         """Describe queries as [requests, rows, width]: rows past the last are zeros."""
-        token, head, column = q.stride()
-        if column != 1 or (token != head * self.num_heads and self.query_len > 1):
+        token, head, _ = q.stride()
+        if not is_regular(q, self):
             raise ArgumentError(
                 "The Hopper kernel reads the rows of a query at one common stride.",
-                got=f"strides {q.stride()}",
-                allowed="contiguous rows, token stride = H * head stride",
+                got=f"strides {q.stride()} at address {q.data_ptr():#x}",
+                allowed="contiguous rows, token stride = H * head stride, all of them "
+                "multiples of 16 bytes",
                 fix="join the query into a contiguous buffer first",
             )
         layout = gl.NVMMASharedLayout(128, 16, 3)
@@ -257,6 +261,14 @@ class HopperStep:
             "for up to 32 rows",
             fix="use the portable kernel",
         )
+
+
+def is_regular(q: Tensor, step: HopperStep) -> bool:
+    """Whether the copy engine can read queries as [requests, Q * H, width]."""
+    token, head, column = q.stride()
+    bits = q.data_ptr() | token * q.itemsize | head * q.itemsize
+    spaced = token == head * step.num_heads or step.query_len == 1
+    return column == 1 and spaced and not bits % _COPY_BYTES
 
 
 def _describe_cache(cache: Tensor) -> TensorDescriptor:

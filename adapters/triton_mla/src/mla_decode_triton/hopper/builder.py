@@ -1,0 +1,191 @@
+"""The builder over the Hopper kernel: a work table a step, written on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from mla_decode.batch import QueryLenSupport
+from mla_decode.builder import GraphSupport, MLADecodeMetadataBuilder
+from mla_decode.dtypes import torch_dtype
+from mla_decode.errors import BackendRefused
+from mla_decode.mask import Mask
+from mla_decode.metadata import DecodeMetadata, StepFacts
+from mla_decode.problem import LATENT_WIDTH, ROW_WIDTH
+from mla_decode_triton.hopper.backend import (
+    MULTIPROCESSORS,
+    kernels_of,
+    uninterpretable,
+    workspace_size,
+)
+from mla_decode_triton.hopper.capability import hopper_refusals
+from mla_decode_triton.hopper.launch import HopperStep, Workspace, is_regular
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+    from mla_decode.builder import Validation
+    from mla_decode.device import DeviceInfo
+    from mla_decode.forward_check import CheckedCall
+    from mla_decode.problem import DecodeProblem
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class HopperMetadata(DecodeMetadata):
+    """One step's batch and the launches that serve it."""
+
+    step: HopperStep
+    causal: bool
+
+    def facts(self) -> StepFacts:
+        """The launches of one forward."""
+        problem = cast("HopperMetadataBuilder", self.builder).problem
+        return StepFacts(
+            kernels=kernels_of(problem, self.query_len),
+            path="Hopper kernel",
+            num_q_heads=problem.num_q_heads,
+            query_len=self.query_len,
+        )
+
+
+class HopperMetadataBuilder(MLADecodeMetadataBuilder):
+    """Uniform blocks under either mask. A build launches one kernel and waits for none.
+
+    Kernels are compiled here and not while serving, for every mask and block length
+    that the problem names.
+
+    Raises:
+        BackendRefused: The kernel's reasons, for who builds a builder by hand.
+        ArgumentError: A build where there is no GPU.
+    """
+
+    query_len_support = QueryLenSupport.UNIFORM
+    graph_support = GraphSupport.UNIFORM_BATCH
+    supports_non_causal_multi_token_decode = True
+    supports_non_causal_multi_token_dcp = True
+
+    def __init__(
+        self,
+        problem: DecodeProblem,
+        device: DeviceInfo | torch.device | str | None = None,
+        *,
+        validate: Validation = "host",
+    ) -> None:
+        super().__init__(problem, device, validate=validate)
+        reasons = hopper_refusals(problem, self.device_info)
+        if reasons:
+            raise BackendRefused(
+                "The Hopper kernel of triton_mla cannot serve this problem.",
+                {"triton_mla": reasons},
+            )
+        workspace = Workspace.allocate(workspace_size(problem), self.device)
+        self.steps = {
+            query_len: HopperStep(
+                max_num_reqs=problem.max_num_reqs,
+                query_len=query_len,
+                num_heads=problem.num_q_heads,
+                multiprocessors=MULTIPROCESSORS,
+                workspace=workspace,
+            )
+            for query_len in problem.query_lens
+        }
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                self._compile()
+
+    def _build_decode(
+        self,
+        block_table_tensor: Tensor,
+        seq_lens_device: Tensor,
+        max_seq_len: int,
+        query_start_loc_cpu: Tensor,
+        query_start_loc_device: Tensor,
+        num_decode_tokens: int,
+        dcp_tot_seq_lens_device: Tensor | None,
+    ) -> HopperMetadata:
+        del query_start_loc_cpu  # blocks are uniform: num_reqs and Q say it all
+        step = self.steps[self._decode_query_len]
+        with on_device(self):
+            step.build(seq_lens_device)
+        return HopperMetadata(
+            block_table=block_table_tensor,
+            seq_lens=seq_lens_device,
+            query_start_loc=query_start_loc_device,
+            max_seq_len=max_seq_len,
+            num_reqs=seq_lens_device.shape[0],
+            num_decode_tokens=num_decode_tokens,
+            dcp_tot_seq_lens=dcp_tot_seq_lens_device,
+            step=step,
+            causal=self._decode_causal,
+        )
+
+    def _compile(self) -> None:
+        """Serve one request without keys by each variant: it loads nothing."""
+        problem = self.problem
+        q_dtype = torch_dtype(problem.q_dtype, self.device_info)
+        kv_dtype = torch_dtype(problem.kv_dtype, self.device_info)
+        pages = self._empty(problem.page_stride, dtype=kv_dtype)
+        page = pages[: problem.page_size * ROW_WIDTH].view(1, -1, ROW_WIDTH)
+        table = self._empty(1, problem.table_width, dtype=torch.int32)
+        lens = self._empty(1, dtype=torch.int32).zero_()
+        scale = self._empty(1) if problem.kv_dtype == "fp8" else None
+        for query_len, mask in problem.blocks():
+            rows = query_len, problem.num_q_heads
+            q = self._empty(*rows, ROW_WIDTH, dtype=q_dtype)
+            step = self.steps[query_len]
+            step.build(lens)
+            step.forward(
+                q[..., :LATENT_WIDTH],
+                q[..., LATENT_WIDTH:],
+                page,
+                table,
+                lens,
+                self._empty(*rows, LATENT_WIDTH, dtype=self.out_dtype),
+                self._empty(*rows) if problem.needs_lse else None,
+                softmax_scale=1.0,
+                causal=mask is Mask.CAUSAL,
+                kv_scale=scale,
+            )
+
+    def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+
+def on_device(builder: HopperMetadataBuilder) -> AbstractContextManager[object]:
+    """Launches go to the builder's GPU.
+
+    Raises:
+        ArgumentError: It has none.
+    """
+    if builder.device.type != "cuda":
+        raise uninterpretable(builder.device_info)
+    return torch.cuda.device(builder.device)
+
+
+def decode(call: CheckedCall) -> None:
+    """Fill the outputs of a checked call, every row."""
+    metadata = cast("HopperMetadata", call.metadata)
+    builder = cast("HopperMetadataBuilder", metadata.builder)
+    latent, rope = call.q, call.q_rope
+    if rope is None:
+        latent, rope = latent[..., :LATENT_WIDTH], latent[..., LATENT_WIDTH:]
+    if not (is_regular(latent, metadata.step) and is_regular(rope, metadata.step)):
+        joined = builder.join_query(latent, rope)
+        latent, rope = joined[..., :LATENT_WIDTH], joined[..., LATENT_WIDTH:]
+    with on_device(builder):
+        metadata.step.forward(
+            latent,
+            rope,
+            call.kv_cache,
+            metadata.block_table,
+            metadata.seq_lens,
+            call.out,
+            call.lse,
+            softmax_scale=call.softmax_scale,
+            causal=metadata.causal,
+            kv_scale=call.kv_scale,
+        )

@@ -1,0 +1,109 @@
+"""What the Hopper kernel serves, and every reason why it does not serve a problem."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata as importlib_metadata
+from typing import TYPE_CHECKING
+
+from mla_decode.capability import (
+    Capability,
+    CapabilityRow,
+    Feature,
+    Source,
+    Support,
+)
+from mla_decode.mask import Mask
+from mla_decode.refusal import Refusal, RefusalCode
+
+if TYPE_CHECKING:
+    from mla_decode.device import DeviceInfo
+    from mla_decode.problem import DecodeProblem
+
+ARCH = "sm_90"
+MAX_HEADS = 128
+MAX_QUERY_LEN = 32
+MAX_FP8_ROWS = 32
+"""Q * H that an fp8 cache is served for: more rows leave no room to widen a tile."""
+MAX_NUM_REQS = 1024
+"""Requests that the one program of the work table holds in registers."""
+OLDEST_TRITON = (3, 6)
+_COPY_BYTES = 16
+"""What the copy engine wants strides to be multiples of."""
+_LENGTHS = range(1, MAX_QUERY_LEN + 1)
+
+CAPABILITY = Capability(
+    rows=(
+        CapabilityRow(
+            arch=ARCH,
+            dtypes=frozenset({("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp8")}),
+            out_dtypes=frozenset({"bf16", "fp16", "fp32"}),
+            page_sizes=frozenset({16, 32, 64, 128}),
+            num_q_heads=range(1, MAX_HEADS + 1),
+            query_lens={Mask.CAUSAL: _LENGTHS, Mask.NON_CAUSAL: _LENGTHS},
+            features={
+                Feature.LSE: Support.YES,
+                Feature.DCP: Support.YES,
+                Feature.GRAPHS: Support.YES,
+                Feature.PAGE_STRIDE: Support.YES,
+            },
+            source=Source.DECLARED,
+            max_num_reqs=MAX_NUM_REQS,
+        ),
+    )
+)
+
+
+def hopper_refusals(problem: DecodeProblem, device: DeviceInfo) -> list[Refusal]:
+    """Every reason why the Hopper kernel does not serve a problem on a device.
+
+    Asking imports no Triton: its release is read from its distribution's metadata.
+    """
+    reasons = CAPABILITY.refusals(problem, device)
+    rows = problem.max_query_len * problem.num_q_heads
+    if problem.kv_dtype == "fp8" and rows > MAX_FP8_ROWS:
+        reasons.append(
+            Refusal(
+                code=RefusalCode.KV_DTYPE,
+                message="the Hopper kernel widens fp8 caches for few rows only",
+                got=f"Q * H = {rows}",
+                allowed=f"Q * H <= {MAX_FP8_ROWS} with an fp8 cache",
+                fix="use the portable kernel",
+            )
+        )
+    itemsize = 1 if problem.kv_dtype == "fp8" else 2
+    if problem.page_stride * itemsize % _COPY_BYTES:
+        reasons.append(
+            Refusal(
+                code=RefusalCode.FEATURE,
+                message="the copy engine cannot step from page to page",
+                got=f"{problem.page_stride * itemsize} bytes",
+                allowed=f"multiples of {_COPY_BYTES} bytes",
+                fix="pad the pages, or use the portable kernel",
+            )
+        )
+    if not device.assumed:
+        reasons += _triton_refusals()
+    return reasons
+
+
+def _triton_refusals() -> list[Refusal]:
+    """A Triton that is missing or older than the kernel."""
+    try:
+        version = importlib_metadata.version("triton")
+    except importlib_metadata.PackageNotFoundError:
+        version = None
+    oldest = ".".join(map(str, OLDEST_TRITON))
+    if version is not None:
+        found = re.match(r"(\d+)\.(\d+)", version)
+        if found and tuple(map(int, found.groups())) >= OLDEST_TRITON:
+            return []
+    return [
+        Refusal(
+            code=RefusalCode.DEPENDENCY,
+            message="the Hopper kernel needs Triton's Gluon",
+            got="no triton" if version is None else f"triton {version}",
+            allowed=f"triton {oldest} or newer",
+            fix="use a torch build with a newer Triton, or the portable kernel",
+        )
+    ]

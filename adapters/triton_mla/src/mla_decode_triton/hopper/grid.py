@@ -1,0 +1,91 @@
+"""How a step is laid over the device, and the memory that takes: no torch, no Triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mla_decode.problem import LATENT_WIDTH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_HEADER = 8
+_INT32_BYTES = _FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """How a batch's shape is laid over the device."""
+
+    rows: int
+    """Query rows (token, head) of one program."""
+    row_tiles: int
+    parts: int
+    """Programs that share the batch's tiles; each takes one part for one row tile."""
+
+    @property
+    def swapped(self) -> bool:
+        """Whether the variant for few rows serves it."""
+        return self.rows < 64
+
+    @property
+    def block_parts(self) -> int:
+        """The power of two that holds every boundary between parts."""
+        return 1 << self.parts.bit_length()
+
+    @property
+    def schedule_entries(self) -> int:
+        """int32 of the work table."""
+        return _HEADER + 8 * self.block_parts
+
+    def scratch_entries(self, max_num_reqs: int) -> int:
+        """int32 that the planning of the work table needs."""
+        return 2 * (1 << max_num_reqs.bit_length()) + 8 * self.block_parts
+
+    def partial_rows(self, num_rows: int) -> int:
+        """Rows of the pieces of split requests, whatever the batch."""
+        return 2 * self.parts * num_rows
+
+
+def choose_grid(num_rows: int, multiprocessors: int) -> Grid:
+    """Lay `num_rows` rows a request over one program a multiprocessor.
+
+    Row tiles of the same part are neighbours in the grid: they read the same pages at
+    the same time, once from memory and then from the second-level cache.
+    """
+    rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+    row_tiles = -(-num_rows // rows)
+    return Grid(
+        rows=rows, row_tiles=row_tiles, parts=max(1, multiprocessors // row_tiles)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkspaceSize:
+    """What the steps of a builder share: no two of them are under way at once."""
+
+    schedule_entries: int
+    scratch_entries: int
+    partial_rows: int
+
+    @classmethod
+    def of(
+        cls, nums_rows: Iterable[int], max_num_reqs: int, multiprocessors: int
+    ) -> WorkspaceSize:
+        """Enough for steps of any of these numbers of rows (Q * H) a request."""
+        grids = {rows: choose_grid(rows, multiprocessors) for rows in nums_rows}
+        return cls(
+            schedule_entries=max(g.schedule_entries for g in grids.values()),
+            scratch_entries=max(
+                g.scratch_entries(max_num_reqs) for g in grids.values()
+            ),
+            partial_rows=max(g.partial_rows(rows) for rows, g in grids.items()),
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device."""
+        integers = self.schedule_entries + self.scratch_entries
+        floats = self.partial_rows * (LATENT_WIDTH + 1)
+        return integers * _INT32_BYTES + floats * _FLOAT32_BYTES

@@ -1,0 +1,273 @@
+"""The Hopper kernel behind the contract, as far as it goes without a GPU."""
+
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from importlib import metadata
+
+import hopper_simulator
+import pytest
+import torch
+from hopper_simulated import merge_pieces
+from triton_steps import SCALE, make_step, relative_error
+
+from mla_decode import ArgumentError, BackendRefused, DecodeProblem, DeviceInfo, Mask
+from mla_decode_triton import TritonMLABackend, chosen_backend
+
+SM_90 = DeviceInfo.assume("sm_90")
+CARD = DeviceInfo(vendor="cuda", arch="sm_90")
+hopper = chosen_backend("hopper")
+
+
+def problem_of(**fields):
+    fields = {"num_q_heads": 16, "page_size": 64, "max_num_reqs": 64, **fields}
+    return DecodeProblem(**fields)
+
+
+def codes(device=SM_90, **fields):
+    return [str(r.code) for r in hopper.refusals(problem_of(**fields), device)]
+
+
+def test_the_portable_kernel_is_the_default():
+    assert type(chosen_backend("portable")) is TritonMLABackend
+    assert hopper.name == chosen_backend("portable").name
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [("", TritonMLABackend), ("portable", TritonMLABackend), ("hopper", type(hopper))],
+)
+def test_the_environment_chooses(monkeypatch, value, kind):
+    monkeypatch.setenv("MLA_DECODE_TRITON_KERNEL", value)
+    assert type(chosen_backend()) is kind
+
+
+def test_refuses_a_kernel_of_another_name(monkeypatch):
+    monkeypatch.setenv("MLA_DECODE_TRITON_KERNEL", "fastest")
+    with pytest.raises(ArgumentError, match="portable, hopper"):
+        chosen_backend()
+
+
+def test_importing_and_asking_it_loads_no_triton():
+    script = (
+        "import sys\n"
+        "from mla_decode import DecodeProblem, DeviceInfo\n"
+        "from mla_decode_triton import backend\n"
+        "problem = DecodeProblem(num_q_heads=16)\n"
+        "backend.refusals(problem, DeviceInfo.assume('sm_90'))\n"
+        "print(type(backend).__name__, 'triton' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MLA_DECODE_TRITON_KERNEL": "hopper"},
+        check=True,
+    )
+    assert done.stdout == "HopperMLABackend False\n"
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 64, 128])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_serves_what_the_portable_kernel_does(page_size, dtype):
+    for num_q_heads, query_len in [(1, 1), (128, 32), (5, 3)]:
+        assert not codes(
+            num_q_heads=num_q_heads,
+            q_dtype=dtype,
+            kv_dtype=dtype,
+            page_size=page_size,
+            query_lens=frozenset({query_len}),
+            masks=frozenset(Mask),
+            needs_lse=True,
+            graphs=True,
+        )
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"page_size": 1}, "page_size"),
+        ({"max_num_reqs": 1025}, "feature"),
+        ({"max_splits": 4}, "feature"),
+        ({"batch_invariant": True}, "determinism"),
+        ({"kv_page_stride": 64 * 576 + 4}, "feature"),
+        ({"kv_dtype": "fp8", "query_lens": frozenset({3})}, "kv_dtype"),
+    ],
+)
+def test_refuses_what_it_lacks(fields, code):
+    assert code in codes(**fields)
+
+
+def test_serves_fp8_caches_for_few_rows():
+    assert not codes(kv_dtype="fp8", query_lens=frozenset({2}))
+
+
+@pytest.mark.parametrize("arch", ["sm_100", "sm_80", "gfx942"])
+def test_refuses_every_other_architecture(arch):
+    device = DeviceInfo.assume(arch)
+    assert codes(device) == ["arch"]
+    assert not hopper.supports_non_causal(device)
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"),
+    [("3.5.1", True), ("3.6.0", False), ("3.10.0", False), (None, True)],
+)
+def test_refuses_a_triton_without_its_gluon(monkeypatch, version, refused):
+    def installed(_name):
+        if version is None:
+            raise metadata.PackageNotFoundError
+        return version
+
+    monkeypatch.setattr(metadata, "version", installed)
+    assert codes(CARD) == (["dependency"] if refused else [])
+
+
+@pytest.mark.parametrize("query_lens", [{1}, {1, 2, 4}, {32}])
+def test_the_workspace_is_as_large_as_the_cost_says(query_lens):
+    pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
+    from mla_decode_triton.hopper.backend import workspace_size
+    from mla_decode_triton.hopper.launch import Workspace
+
+    problem = problem_of(query_lens=frozenset(query_lens))
+    held = Workspace.allocate(workspace_size(problem), torch.device("cpu"))
+    tensors = held.schedule, held.scratch, held.partial_out, held.partial_lse
+    num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+    assert hopper.cost(problem, SM_90).workspace_bytes == num_bytes
+
+
+def test_steps_share_one_workspace_that_each_fits():
+    pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
+    problem = problem_of(query_lens=frozenset({1, 3, 32}))
+    builder = hopper.builder_cls(problem, SM_90)
+    assert len({id(step.workspace) for step in builder.steps.values()}) == 1
+    for query_len, step in builder.steps.items():
+        assert step.num_rows == 16 * query_len
+        rows, grid = step.workspace.partial_out.shape[0], step.grid
+        assert grid.partial_rows(step.num_rows) <= rows
+        assert grid.schedule_entries <= step.workspace.schedule.numel()
+
+
+def test_a_builder_refuses_what_the_backend_refuses():
+    pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
+    with pytest.raises(BackendRefused, match="page"):
+        hopper.builder_cls(problem_of(page_size=1), SM_90)
+
+
+def test_is_not_interpreted():
+    pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
+    with pytest.raises(ArgumentError, match="cannot be interpreted"):
+        hopper.prepare_assumed(SM_90)
+    problem = problem_of(query_lens=frozenset({1}))
+    step = make_step(problem, SM_90, [70], query_len=1, causal=True)
+    with pytest.raises(ArgumentError, match="cannot be interpreted"):
+        hopper.builder_cls(problem, SM_90).build(step.common)
+
+
+class Simulated:
+    """A Gluon kernel that is launched as Triton's are, and runs in the simulator."""
+
+    def __init__(self, module, name):
+        self.module, self.name = module, name
+
+    def __getitem__(self, grid):
+        def launch(*arguments, num_warps, **constants):
+            assert num_warps == 4
+            names = getattr(self.module, self.name).arg_names
+            named = dict(zip(names, arguments, strict=False)) | constants
+            hopper_simulator.run(
+                self.module,
+                self.name,
+                grid,
+                {name: self._convert(value) for name, value in named.items()},
+            )
+
+        return launch
+
+    @staticmethod
+    def _convert(value):
+        if isinstance(value, torch.Tensor):
+            return hopper_simulator.Pointer(value.view(-1))
+        if hasattr(value, "block_shape"):
+            tensor = value.base.as_strided(value.shape, value.strides)
+            return hopper_simulator.Descriptor(tensor, value.block_shape)
+        return value
+
+
+class TorchMerge:
+    """The merge, launched as its kernel is."""
+
+    def __getitem__(self, _grid):
+        def launch(*arguments, BLOCK_PARTS, **_options):  # noqa: N803 - the kernel's name
+            merge_pieces(*arguments, block_parts=BLOCK_PARTS)
+
+        return launch
+
+
+@pytest.mark.parametrize(
+    ("num_q_heads", "query_len", "kv_dtype", "causal", "out_dtype"),
+    [
+        (16, 1, "bf16", True, "bf16"),
+        (5, 3, "fp8", True, "bf16"),
+        (12, 4, "bf16", False, "fp32"),
+    ],
+)
+def test_decodes_through_the_contract(
+    monkeypatch, plan_kernel, num_q_heads, query_len, kv_dtype, causal, out_dtype
+):
+    pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
+    from mla_decode_triton.hopper import asym, backend, builder, launch, swap, swap_fp8
+
+    modules = {"asym": asym, "swap": swap, "swap_fp8": swap_fp8}
+    for name, module in modules.items():
+        kernel = Simulated(module, f"{name}_kernel")
+        monkeypatch.setattr(launch, f"{name}_kernel", kernel)
+    monkeypatch.setattr(launch, "plan_kernel", plan_kernel)
+    monkeypatch.setattr(launch, "merge_kernel", TorchMerge())
+    monkeypatch.setattr(builder, "on_device", nullcontext)
+    monkeypatch.setattr(backend, "MULTIPROCESSORS", 3)
+    monkeypatch.setattr(builder, "MULTIPROCESSORS", 3)
+    problem = problem_of(
+        num_q_heads=num_q_heads,
+        page_size=32,
+        query_lens=frozenset({1, query_len}),
+        kv_dtype=kv_dtype,
+        masks=frozenset(Mask),
+        needs_lse=True,
+        out_dtype=out_dtype,
+        max_model_len=512,
+        kv_page_stride=32 * 576 + 64,
+    )
+    step = make_step(
+        problem,
+        SM_90,
+        [300, 40, 0],
+        query_len=query_len,
+        causal=causal,
+        stride=32 * 576 + 64,
+    )
+    made = hopper.builder_cls(problem, SM_90)
+    for q in (step.q, torch.cat([step.q] * 2, 1)[:, :num_q_heads]):
+        metadata = made.build(step.common)
+        out, lse = hopper.forward(
+            q, step.kv_cache, metadata, softmax_scale=SCALE, kv_scale=step.kv_scale
+        )
+        out_truth, lse_truth = step.oracle()
+        assert relative_error(out, out_truth) < 6e-3
+        torch.testing.assert_close(lse, lse_truth.float(), atol=2e-3, rtol=0)
+        assert metadata.facts().kernels == hopper.kernel_names(problem, SM_90)
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({}, "swap_kernel"),
+        ({"kv_dtype": "fp8"}, "swap_fp8_kernel"),
+        ({"num_q_heads": 64}, "asym_kernel"),
+    ],
+)
+def test_names_its_kernels_and_says_that_it_was_never_timed(fields, names):
+    problem = problem_of(query_lens=frozenset({1}), **fields)
+    assert hopper.kernel_names(problem, SM_90) == (names, "merge_kernel")
+    assert "never timed" in hopper.evidence(CARD)
