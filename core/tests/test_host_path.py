@@ -88,3 +88,52 @@ def test_a_table_of_more_rows_or_columns_than_the_buffer_is_cut_once_each(
     ]
     width = step.problem.table_width
     assert torch.equal(builder.build(common).block_table, table[:2, :width])
+
+
+@pytest.mark.parametrize(
+    ("needs_lse", "passes", "names"),
+    [
+        (False, False, ["empty", "fill_"]),
+        (True, False, ["empty", "fill_", "empty", "fill_"]),
+        (True, True, ["fill_", "fill_"]),
+    ],
+)
+def test_a_forward_makes_the_outputs_that_are_missing_and_nothing_else(
+    warm, plain_backend, needs_lse, passes, names
+):
+    builder, step = warm(needs_lse=needs_lse)
+    metadata = builder.build(step.common)
+    outputs = {}
+    if passes:
+        outputs = {
+            "out": torch.zeros(4, 2, 512, dtype=torch.bfloat16),
+            "lse": torch.zeros(4, 2),
+        }
+
+    def forward():
+        return plain_backend.forward(
+            step.q, step.kv_cache, metadata, **step.arguments, **outputs
+        )
+
+    forward()
+    assert operators(forward) == names
+
+
+def test_a_library_that_brings_its_outputs_costs_no_allocation(warm, plain_backend_cls):
+    builder, step = warm(needs_lse=True)
+    mine = torch.ones(4, 2, 512, dtype=torch.bfloat16), torch.ones(4, 2)
+
+    def bring(self, call):
+        del self
+        assert call.callers_out is call.callers_lse is None
+        call.out, call.lse = mine
+
+    backend = type("Bringing", (plain_backend_cls,), {"_forward": bring})()
+    metadata = builder.build(step.common)
+
+    def forward():
+        return backend.forward(step.q, step.kv_cache, metadata, **step.arguments)
+
+    found = forward()
+    assert (found.out, found.lse) == mine
+    assert operators(forward) == []

@@ -227,11 +227,11 @@ class BackendBase(abc.ABC):
             q,
             kv_cache,
             metadata,
-            softmax_scale=softmax_scale,
-            q_scale=q_scale,
-            kv_scale=kv_scale,
-            out=out,
-            lse=lse,
+            softmax_scale,
+            q_scale,
+            kv_scale,
+            out,
+            lse,
             keep_pair=self.takes_query_pair,
         )
         self._forward(call)
@@ -239,4 +239,8 @@ class BackendBase(abc.ABC):
 
     @abc.abstractmethod
     def _forward(self, call: CheckedCall) -> None:
-        """Fill ``call.out`` and ``call.lse``, every row, from a checked call."""
+        """Fill ``call.out`` and ``call.lse``, every row, from a checked call.
+
+        An adapter whose library allocates its outputs assigns them instead, unless
+        ``call.callers_out`` or ``call.callers_lse`` is there to be filled.
+        """

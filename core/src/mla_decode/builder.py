@@ -12,6 +12,7 @@ import torch
 from mla_decode.batch import QueryLenSupport, check_batch
 from mla_decode.device import DeviceInfo, as_device_info
 from mla_decode.device_validation import check_device_values
+from mla_decode.dtypes import torch_dtype
 from mla_decode.errors import ArgumentError, BackendRefused
 from mla_decode.mask import Mask, normalise_causal
 from mla_decode.problem import ROW_WIDTH
@@ -112,6 +113,7 @@ class MLADecodeMetadataBuilder(abc.ABC):
         self.problem = problem
         self.device_info: DeviceInfo = as_device_info(device)
         self.device: torch.device = torch.device(self.device_info.torch_device)
+        self.out_dtype: torch.dtype = torch_dtype(problem.out_dtype, self.device_info)
         self.validate = validate
         self.generation: int = 0
         self._decode_causal = True
@@ -266,7 +268,7 @@ class MLADecodeMetadataBuilder(abc.ABC):
         if common.dcp_local_seq_lens is not None:
             lens, totals = common.dcp_local_seq_lens, common.seq_lens
         if query_len:
-            starts_cpu, starts = self._block_starts(num_reqs, query_len)
+            starts_cpu, starts = self.block_starts(num_reqs, query_len)
         else:
             starts_cpu, starts = common.query_start_loc_cpu, common.query_start_loc
         max_seq_len = common.max_seq_len
@@ -297,10 +299,13 @@ class MLADecodeMetadataBuilder(abc.ABC):
         }
 
     def _host_starts(self, num_reqs: int, query_len: int) -> Tensor:
-        return self._block_starts(num_reqs, query_len)[0]
+        return self.block_starts(num_reqs, query_len)[0]
 
-    def _block_starts(self, num_reqs: int, query_len: int) -> tuple[Tensor, Tensor]:
-        """Views of the constants for a batch, made once a shape."""
+    def block_starts(self, num_reqs: int, query_len: int) -> tuple[Tensor, Tensor]:
+        """Block starts of a uniform batch, on the host and on the device.
+
+        Views of constants, made once a shape. The block length is one of the problem's.
+        """
         views = self._starts_of.get((num_reqs, query_len))
         if views is None:
             host, device = self._starts[query_len]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -21,24 +20,89 @@ if TYPE_CHECKING:
     Query = Tensor | tuple[Tensor, Tensor]
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
 class CheckedCall:
-    """A forward call whose arguments keep the contract; outputs are allocated."""
+    """A forward call whose arguments keep the contract.
 
-    q: Tensor
-    """[T, H, 576]; where the backend takes pairs and got one, its nope part."""
-    q_rope: Tensor | None
-    """[T, H, 64] where the backend takes pairs and got one."""
-    kv_cache: Tensor
-    """[P, S, 576] in the problem's dtype; uint8 is already viewed as fp8."""
-    metadata: DecodeMetadata
-    softmax_scale: float
-    q_scale: Tensor | None
-    kv_scale: Tensor | None
-    out: Tensor
-    """[T, H, 512], contiguous; not initialised where core allocated it."""
-    lse: Tensor | None
-    """float32 [T, H], contiguous; None unless the problem needs it."""
+    The adapter fills `out` and `lse`, every row. Where the caller passed none, core
+    allocates them when they are first read; an adapter whose library brings its own
+    assigns them instead, and nothing is allocated or copied.
+    """
+
+    __slots__ = (
+        "_lse",
+        "_out",
+        "callers_lse",
+        "callers_out",
+        "kv_cache",
+        "kv_scale",
+        "metadata",
+        "q",
+        "q_rope",
+        "q_scale",
+        "softmax_scale",
+    )
+
+    def __init__(  # by position: it is made once a layer
+        self,
+        q: Tensor,
+        q_rope: Tensor | None,
+        kv_cache: Tensor,
+        metadata: DecodeMetadata,
+        softmax_scale: float,
+        q_scale: Tensor | None,
+        kv_scale: Tensor | None,
+        out: Tensor | None,
+        lse: Tensor | None,
+    ) -> None:
+        self.q = q
+        """[T, H, 576]; where the backend takes pairs and got one, its nope part."""
+        self.q_rope = q_rope
+        """[T, H, 64] where the backend takes pairs and got one."""
+        self.kv_cache = kv_cache
+        """[P, S, 576] in the problem's dtype; uint8 is already viewed as fp8."""
+        self.metadata = metadata
+        self.softmax_scale = softmax_scale
+        self.q_scale = q_scale
+        self.kv_scale = kv_scale
+        self.callers_out = self._out = out
+        """The caller's own out, contiguous, or None."""
+        self.callers_lse = self._lse = lse
+        """The caller's own lse, contiguous, or None."""
+
+    @property
+    def builder(self) -> MLADecodeMetadataBuilder:
+        """The builder that made the metadata."""
+        return cast("MLADecodeMetadataBuilder", self.metadata.builder)
+
+    @property
+    def out(self) -> Tensor:
+        """[T, H, 512], contiguous; not initialised where core allocated it."""
+        if self._out is None:
+            builder = self.builder
+            rows = self.metadata.num_decode_tokens
+            self._out = torch.empty(
+                (rows, builder.problem.num_q_heads, LATENT_WIDTH),
+                dtype=builder.out_dtype,
+                device=builder.device,
+            )
+        return self._out
+
+    @out.setter
+    def out(self, out: Tensor) -> None:
+        self._out = out
+
+    @property
+    def lse(self) -> Tensor | None:
+        """float32 [T, H], contiguous; None unless the problem needs it."""
+        if self._lse is None and self.builder.problem.needs_lse:
+            builder = self.builder
+            rows = (self.metadata.num_decode_tokens, builder.problem.num_q_heads)
+            self._lse = torch.empty(rows, dtype=torch.float32, device=builder.device)
+        return self._lse
+
+    @lse.setter
+    def lse(self, lse: Tensor | None) -> None:
+        self._lse = lse
 
 
 def check_forward(
@@ -46,12 +110,12 @@ def check_forward(
     q: Query,
     kv_cache: Tensor,
     metadata: DecodeMetadata,
-    *,
     softmax_scale: float,
     q_scale: Tensor | None,
     kv_scale: Tensor | None,
     out: Tensor | None,
     lse: Tensor | None,
+    *,
     keep_pair: bool,
 ) -> CheckedCall:
     """Check a call and give it the form that adapters' kernels take.
@@ -71,12 +135,16 @@ def check_forward(
             fix="call build for this step and pass what it returns to every layer",
         )
     builder = metadata.require_current()
-    _check_scale_value(softmax_scale)
-    parts = q if isinstance(q, tuple) else (q,)
+    if type(softmax_scale) is not float or not 0.0 < softmax_scale < math.inf:
+        _check_scale_value(softmax_scale)
     geometry = (
         builder_cls,
-        type(q),
-        *map(_geometry, (kv_cache, q_scale, kv_scale, out, lse, *parts)),
+        tuple(map(_geometry, q)) if isinstance(q, tuple) else _geometry(q),
+        _geometry(kv_cache),
+        None if q_scale is None else _geometry(q_scale),
+        None if kv_scale is None else _geometry(kv_scale),
+        None if out is None else _geometry(out),
+        None if lse is None else _geometry(lse),
     )
     if geometry != metadata.geometry:
         if not isinstance(builder, builder_cls):
@@ -94,62 +162,20 @@ def check_forward(
         metadata.geometry = geometry
     if builder.validate == "device":
         _check_scale_values(q_scale=q_scale, kv_scale=kv_scale)
-    return _call(
-        builder,
-        q,
-        kv_cache,
-        metadata,
-        softmax_scale,
-        q_scale,
-        kv_scale,
-        out,
-        lse,
-        keep_pair=keep_pair,
-    )
-
-
-def _call(
-    builder: MLADecodeMetadataBuilder,
-    q: Query,
-    kv_cache: Tensor,
-    metadata: DecodeMetadata,
-    softmax_scale: float,
-    q_scale: Tensor | None,
-    kv_scale: Tensor | None,
-    out: Tensor | None,
-    lse: Tensor | None,
-    *,
-    keep_pair: bool,
-) -> CheckedCall:
-    problem, device = builder.problem, builder.device
     rope = None
     if isinstance(q, tuple):
         q, rope = q if keep_pair else (builder.join_query(*q), None)
-    if kv_cache.dtype == torch.uint8:
+    if kv_cache.dtype is torch.uint8:
         kv_cache = kv_cache.view(torch_dtype("fp8", builder.device_info))
-    rows = (metadata.num_decode_tokens, problem.num_q_heads)
-    if out is None:
-        dtype = torch_dtype(problem.out_dtype, builder.device_info)
-        out = torch.empty((*rows, LATENT_WIDTH), dtype=dtype, device=device)
-    if lse is None and problem.needs_lse:
-        lse = torch.empty(rows, dtype=torch.float32, device=device)
     return CheckedCall(
-        q=q,
-        q_rope=rope,
-        kv_cache=kv_cache,
-        metadata=metadata,
-        softmax_scale=softmax_scale,
-        q_scale=q_scale,
-        kv_scale=kv_scale,
-        out=out,
-        lse=lse,
+        q, rope, kv_cache, metadata, softmax_scale, q_scale, kv_scale, out, lse
     )
 
 
 def _geometry(tensor: Any) -> object:
     if isinstance(tensor, torch.Tensor):
         return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-    return tensor if tensor is None else type(tensor)
+    return type(tensor)
 
 
 def _check_scale_value(softmax_scale: Any) -> None:

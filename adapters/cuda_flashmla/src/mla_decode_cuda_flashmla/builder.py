@@ -112,11 +112,14 @@ class FlashMLAMetadataBuilder(MLADecodeMetadataBuilder):
         self.needs_lse = problem.needs_lse
         self.checked_caches = CheckedCaches()
         self.q_dtype = torch_dtype(problem.q_dtype, self.device_info)
-        self.out_dtype = torch_dtype(problem.out_dtype, self.device_info)
         self.device_number = -1 if self.device.index is None else self.device.index
         self._guarded: _GuardedEmpties | None = None
         if not self.kernel.serves_empty_rows:
             self._guarded = _GuardedEmpties(problem, self.device)
+
+    def is_elsewhere(self) -> bool:
+        """Whether another device is current: the one that the library asks for SMs."""
+        return self.guards_device and self.device_number != torch.cuda.current_device()
 
     def _find_kernel(self) -> DenseDecode:
         reasons = refusals(self.problem, self.device_info)

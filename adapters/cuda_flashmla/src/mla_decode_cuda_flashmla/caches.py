@@ -15,25 +15,28 @@ if TYPE_CHECKING:
 class CheckedCaches:
     """Caches that passed every check: each layer's, the same tensor step after step.
 
-    Holds none of them: an entry goes when the engine drops its tensor.
+    Keeps no tensor of the engine alive: an entry, with the memory that its view holds,
+    goes when the engine drops its tensor.
     """
 
     def __init__(self) -> None:
-        self._checked: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._checked: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}
 
-    def __contains__(self, cache: Tensor) -> bool:
-        """Whether this very tensor was checked, and still lies where it did."""
+    def find(self, cache: Tensor) -> Tensor | None:
+        """The paged view of a tensor that was checked and still lies where it did."""
         found = self._checked.get(id(cache))
-        return (
-            found is not None and found[0]() is cache and found[1] == cache.data_ptr()
-        )
+        if found is not None and found[0]() is cache and found[1] == cache.data_ptr():
+            return found[2]
+        return None
 
     def add(self, cache: Tensor) -> None:
         """Remember a cache of two pages or more that was checked."""
         key = id(cache)
         if cache.shape[0] > 1:
             forget = weakref.ref(cache, lambda _: self._checked.pop(key, None))
-            self._checked[key] = forget, cache.data_ptr()
+            # A view of the tensor itself would keep it alive: of its detached twin, not.
+            view = paged(cache.detach())
+            self._checked[key] = forget, cache.data_ptr(), view
 
 
 def paged(cache: Tensor) -> Tensor:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from mla_decode.backend import BackendBase, DecodeOutput
-from mla_decode.forward_check import CheckedCall, check_forward
 from mla_decode_cuda_flashmla.builder import FlashMLAMetadata, FlashMLAMetadataBuilder
 from mla_decode_cuda_flashmla.caches import paged
 from mla_decode_cuda_flashmla.capture import EAGER
 from mla_decode_cuda_flashmla.limits import ALIGNMENT_BYTES
 
 if TYPE_CHECKING:
+    from mla_decode.forward_check import CheckedCall
     from mla_decode.metadata import DecodeMetadata
 
     Query = Tensor | tuple[Tensor, Tensor]
@@ -47,47 +47,46 @@ class FlashMLAForward(BackendBase):
     ) -> DecodeOutput:
         """Attend each query token; see `BackendBase.forward`.
 
-        Without ``out`` the library's own output is returned and nothing is copied.
+        Without ``out`` the library's own output is returned and nothing is copied. The
+        short way is why this method is written twice: what core's checks cost beyond it
+        is a third of what the adapter may add to a call of the library.
         """
         if (  # attributes compared, no tensor made: this is most of a step's host time
             type(metadata) is FlashMLAMetadata
-            and type(builder := metadata.builder) is FlashMLAMetadataBuilder
             and type(q) is Tensor
-            and metadata.generation == builder.generation
-            and metadata.keeps_tensors()
-            and q.shape == metadata.q_shape
-            and q.dtype is builder.q_dtype
-            and q.get_device() == builder.device_number
-            and q.is_contiguous()
-            and not q.data_ptr() % ALIGNMENT_BYTES
-            and kv_cache in builder.checked_caches
-            and type(softmax_scale) is float
-            and builder.min_scale <= softmax_scale < _INF
             and q_scale is None
             and kv_scale is None
-            and (out is None or _fits_out(out, metadata, builder))
-            and (lse is None or _fits_lse(lse, metadata, builder))
-            and not (
-                builder.guards_device
-                and builder.device_number != torch.cuda.current_device()
-            )
+            and q.shape == metadata.q_shape
+            and q.is_contiguous()
+            and not q.data_ptr() % ALIGNMENT_BYTES
         ):
-            call = metadata.calls.get(EAGER)
-            if call is None or builder.is_capturing():
-                call = metadata.call()
-            found, found_lse = call(
-                q=q.view(*metadata.kernel_q_shape),
-                k_cache=kv_cache.unsqueeze(2),
-                softmax_scale=softmax_scale,
-            )
-            found = found.view(*metadata.out_shape)
-            if out is not None:
-                found = out.copy_(found)
-            return DecodeOutput(
-                found, _lse(found_lse, lse) if builder.needs_lse else None
-            )
-        checked = check_forward(
-            self.builder_cls,
+            builder = metadata.require_current()
+            if (
+                type(builder) is FlashMLAMetadataBuilder
+                and q.dtype is builder.q_dtype
+                and q.get_device() == builder.device_number
+                and type(softmax_scale) is float
+                and builder.min_scale <= softmax_scale < _INF
+                and (out is None or _fits_out(out, metadata, builder))
+                and (lse is None or _fits_lse(lse, metadata, builder))
+                and (cache := builder.checked_caches.find(kv_cache)) is not None
+                and not builder.is_elsewhere()
+            ):
+                call = metadata.calls.get(EAGER)
+                if call is None or builder.is_capturing():
+                    call = metadata.call()
+                found, found_lse = call(
+                    q=q.view(*metadata.kernel_q_shape),
+                    k_cache=cache,
+                    softmax_scale=softmax_scale,
+                )
+                found = found.view(*metadata.out_shape)
+                if out is not None:
+                    found = out.copy_(found)
+                return DecodeOutput(
+                    found, _lse(found_lse, lse) if builder.needs_lse else None
+                )
+        return super().forward(
             q,
             kv_cache,
             metadata,
@@ -96,12 +95,36 @@ class FlashMLAForward(BackendBase):
             kv_scale=kv_scale,
             out=out,
             lse=lse,
-            keep_pair=False,
         )
-        return _decode(checked, out is not None)
 
     def _forward(self, call: CheckedCall) -> None:
-        _decode(call, True)
+        metadata = cast("FlashMLAMetadata", call.metadata)
+        builder = cast("FlashMLAMetadataBuilder", metadata.builder)
+        query, scale = _aligned_query(call.q), call.softmax_scale
+        if scale < builder.min_scale:
+            query, scale = _raised_scale(query, scale, builder.min_scale)
+        cache = paged(call.kv_cache)
+        if builder.is_elsewhere():
+            with torch.cuda.device(builder.device):
+                out, lse = _run(metadata, query, cache, scale, call)
+        else:
+            out, lse = _run(metadata, query, cache, scale, call)
+        empty = metadata.empty
+        if empty is None and builder.validate == "host":
+            builder.checked_caches.add(call.kv_cache)
+        elif empty is not None:
+            out.masked_fill_(empty, 0.0)
+        out = out.view(*metadata.out_shape)
+        if call.callers_out is None:
+            call.out = out
+        else:
+            call.callers_out.copy_(out)
+        if builder.needs_lse:
+            found = _lse(lse, call.callers_lse)
+            if empty is not None:
+                by_request = found.view(metadata.num_reqs, -1, 1)
+                by_request.masked_fill_(empty.view(-1, 1, 1), -_INF)
+            call.lse = found
 
 
 def _fits_out(
@@ -127,43 +150,6 @@ def _fits_lse(
         and lse.get_device() == builder.device_number
         and lse.is_contiguous()
     )
-
-
-def _decode(call: CheckedCall, fill_out: bool) -> DecodeOutput:
-    """Run a checked call.
-
-    Args:
-        call: Its metadata is this backend's; ``out`` is written only on request.
-        fill_out: Whether ``call.out`` is the caller's. Where it is not, the library's
-            own output is returned: one copy less.
-    """
-    metadata = cast("FlashMLAMetadata", call.metadata)
-    builder = cast("FlashMLAMetadataBuilder", metadata.builder)
-    query, scale = _aligned_query(call.q), call.softmax_scale
-    if scale < metadata.kernel.min_scale:
-        query, scale = _raised_scale(query, scale, metadata.kernel.min_scale)
-    cache = paged(call.kv_cache)
-    device = query.device
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        out, lse = _run(metadata, query, cache, scale, call)
-    else:  # the library asks the current device, not the tensors', for its SM count
-        with torch.cuda.device(device):
-            out, lse = _run(metadata, query, cache, scale, call)
-    empty = metadata.empty
-    if empty is None and builder.validate == "host":
-        builder.checked_caches.add(call.kv_cache)
-    elif empty is not None:
-        out.masked_fill_(empty, 0.0)
-    out = out.view(*metadata.out_shape)
-    if fill_out:
-        out = call.out.copy_(out)
-    if call.lse is None:
-        return DecodeOutput(out, None)
-    found = _lse(lse, call.lse)
-    if empty is not None:
-        by_request = found.view(metadata.num_reqs, -1, 1)
-        by_request.masked_fill_(empty.view(-1, 1, 1), -_INF)
-    return DecodeOutput(out, found)
 
 
 def _run(

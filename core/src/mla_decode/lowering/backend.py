@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from mla_decode.backend import BackendBase, Cost, DecodeOutput
-from mla_decode.forward_check import CheckedCall, check_forward
+from mla_decode.backend import BackendBase, Cost
 from mla_decode.lowering.builder import LoweredBuilder, LoweredMetadata
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mla_decode.backend import Backend, Query
+    from mla_decode.backend import Backend, DecodeOutput
     from mla_decode.builder import MLADecodeMetadataBuilder
     from mla_decode.capability import Capability
     from mla_decode.device import DeviceInfo
-    from mla_decode.lowering.buffers import PaddedRows
+    from mla_decode.forward_check import CheckedCall
     from mla_decode.lowering.plan import Plan
-    from mla_decode.metadata import DecodeMetadata
     from mla_decode.problem import DecodeProblem
     from mla_decode.refusal import Refusal
 
@@ -69,48 +67,12 @@ class LoweredBackend(BackendBase):
         """The inner backend's: its kernels are what runs."""
         return self.inner.evidence(device)
 
-    def forward(
-        self,
-        q: Query,
-        kv_cache: Tensor,
-        metadata: DecodeMetadata,
-        *,
-        softmax_scale: float,
-        q_scale: Tensor | None = None,
-        kv_scale: Tensor | None = None,
-        out: Tensor | None = None,
-        lse: Tensor | None = None,
-    ) -> DecodeOutput:
-        """Attend through the inner backend; see `BackendBase.forward`.
-
-        Where the caller passes no ``out``, the inner backend's own output is returned
-        as a view: a fold copies nothing.
-        """
-        call = check_forward(
-            self.builder_cls,
-            q,
-            kv_cache,
-            metadata,
-            softmax_scale=softmax_scale,
-            q_scale=q_scale,
-            kv_scale=kv_scale,
-            out=out,
-            lse=lse,
-            keep_pair=False,
-        )
-        if cast("LoweredMetadata", metadata).block.padded is not None:
-            self._forward(call)
-            return DecodeOutput(call.out, call.lse)
-        found = self._run_views(call, out, lse)
-        if out is None:
-            out = found.out.view(call.out.shape)
-        if lse is None and found.lse is not None:
-            lse = found.lse.view(call.out.shape[:2])
-        return DecodeOutput(out, lse)
-
     def _forward(self, call: CheckedCall) -> None:
         metadata = cast("LoweredMetadata", call.metadata)
-        padded = cast("PaddedRows", metadata.block.padded)
+        padded = metadata.block.padded
+        if padded is None:
+            self._run_views(call, metadata)
+            return
         num_reqs = metadata.num_reqs
         q, out, lse = padded.enter(call.q.contiguous(), num_reqs)
         self._run(call, q, out, lse)
@@ -118,21 +80,26 @@ class LoweredBackend(BackendBase):
         if lse is not None and call.lse is not None:
             padded.leave(lse, call.lse, num_reqs)
 
-    def _run_views(
-        self, call: CheckedCall, out: Tensor | None, lse: Tensor | None
-    ) -> DecodeOutput:
-        """Run on views of a contiguous query and of the caller's outputs, if any."""
-        metadata = cast("LoweredMetadata", call.metadata)
-        rewrite = metadata.block.rewrite
-        lowered = rewrite.lowered
-        rows = metadata.num_reqs * rewrite.num_virtual * lowered.max_query_len
-        shape = (rows, lowered.num_q_heads)
-        return self._run(
+    def _run_views(self, call: CheckedCall, metadata: LoweredMetadata) -> None:
+        """Run on views of a contiguous query and of the caller's outputs.
+
+        Where the caller passes none, the inner backend's own are returned as views: a
+        fold copies nothing.
+        """
+        lowered = metadata.block.rewrite.lowered
+        rows, heads = metadata.num_decode_tokens, call.builder.problem.num_q_heads
+        shape = (rows * heads // lowered.num_q_heads, lowered.num_q_heads)
+        out, lse = call.callers_out, call.callers_lse
+        found = self._run(
             call,
             call.q.contiguous().view(*shape, -1),
             None if out is None else out.view(*shape, -1),
             None if lse is None else lse.view(*shape),
         )
+        if out is None:
+            call.out = found.out.view(rows, heads, -1)
+        if lse is None and found.lse is not None:
+            call.lse = found.lse.view(rows, heads)
 
     def _run(
         self, call: CheckedCall, q: Tensor, out: Tensor | None, lse: Tensor | None

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
 from mla_decode.batch import QueryLenSupport
 from mla_decode.builder import MLADecodeMetadataBuilder
 from mla_decode.lowering.buffers import PaddedRows, VirtualTables
@@ -14,6 +12,7 @@ from mla_decode.mask import Mask
 from mla_decode.metadata import CommonAttentionMetadata, DecodeMetadata, StepFacts
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from mla_decode.backend import Backend
@@ -53,10 +52,6 @@ class LoweredBlock:
         self.padded: PaddedRows | None = (
             PaddedRows(problem, rewrite, info) if rewrite.pad_rows else None
         )
-        step = rewrite.lowered.max_query_len
-        count = torch.arange(rewrite.lowered.max_num_reqs + 1, dtype=torch.int32)
-        self._starts_cpu = count * step
-        self._starts = self._starts_cpu.to(device)
 
     def build(
         self, table: Tensor, lens: Tensor, max_seq_len: int, totals: Tensor | None
@@ -68,9 +63,10 @@ class LoweredBlock:
         rewrite = self.rewrite
         query_len = rewrite.lowered.max_query_len
         has_dcp = rewrite.lowered.dcp is not None
+        starts_cpu, starts = self.builder.block_starts(num_reqs, query_len)
         common = CommonAttentionMetadata(
-            query_start_loc=self._starts[: num_reqs + 1],
-            query_start_loc_cpu=self._starts_cpu[: num_reqs + 1],
+            query_start_loc=starts,
+            query_start_loc_cpu=starts_cpu,
             seq_lens=lens,
             num_reqs=num_reqs,
             num_actual_tokens=num_reqs * query_len,

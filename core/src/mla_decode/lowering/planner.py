@@ -51,9 +51,7 @@ def _assemble(
         }
         held = sum(inner.values())
         held += sum(core_bytes(lowered, joins=False) for lowered in inner)
-        for block in blocks:
-            starts = _INDEX_BYTES * (block.rewrite.lowered.max_num_reqs + 1)
-            held += block.copy_bytes + starts
+        held += sum(block.copy_bytes for block in blocks)
     return Plan(problem=problem, blocks=tuple(blocks), workspace_bytes=held)
 
 

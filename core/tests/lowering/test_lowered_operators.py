@@ -1,0 +1,58 @@
+"""What a lowering asks of torch beyond its inner backend: operators counted."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mla_decode import DecodeProblem, Mask
+
+
+class Operators(TorchDispatchMode):
+    """Names of the operators that reach the dispatcher."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        del types
+        self.names.append(str(func.overloadpacket).removeprefix("aten."))
+        return func(*args, **(kwargs or {}))
+
+
+def operators(call):
+    with Operators() as seen:
+        call()
+    return seen.names
+
+
+def test_a_fold_adds_three_views(narrow, decoder, batch_of):
+    problem = DecodeProblem(
+        num_q_heads=4,
+        q_dtype="fp32",
+        kv_dtype="fp32",
+        out_dtype="fp32",
+        page_size=16,
+        query_lens={4},
+        masks={Mask.NON_CAUSAL},
+        needs_lse=True,
+        max_num_reqs=4,
+        max_model_len=128,
+    )
+    lowered = decoder(narrow({(1, Mask.CAUSAL, 16): 1}), problem)
+    assert lowered.selection.plan.kind == "fold"
+    common, q, cache = batch_of([9, 40], [4, 4], causal=False)
+    mine = torch.ones(2, 16, 512), torch.ones(2, 16)
+
+    def bring(call):
+        call.out, call.lse = mine
+
+    lowered.backend.inner._forward = bring
+    lowered.plan(common)
+    plan = lowered.plan(common)
+
+    def run():
+        return lowered.run(q, cache, plan, softmax_scale=0.07)
+
+    assert run().out.data_ptr() == mine[0].data_ptr()
+    assert operators(run) == ["view", "view", "view"]
+    assert operators(lambda: lowered.plan(common)) == ["equal", "equal"]
