@@ -1,0 +1,183 @@
+"""Studies of the Hopper kernel alone: its tunables, fp8, power, launches, the host."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+
+import torch
+from hopper_peers import PEERS, SCALE, Bench, available, graphed, make_step, own
+from hopper_points import Point
+
+from mla_decode_triton.hopper.launch import Tuning
+
+VARIANTS = {
+    "in order": Tuning(ahead=False),
+    "ahead": Tuning(ahead=True),
+    "2 tiles": Tuning(min_tiles=2),
+    "4 tiles": Tuning(min_tiles=4),
+    "cheap pieces": Tuning(piece_overhead=1, merge_overhead=1),
+    "dear pieces": Tuning(piece_overhead=6, merge_overhead=6),
+}
+
+
+def tune() -> None:
+    """What the tunable numbers are worth, at shapes where they should matter."""
+    bench = Bench(128 * 8192)
+    shapes = (
+        ((16, 1, 1, 1024), ("2 tiles", "4 tiles")),
+        ((16, 1, 1, 4096), ("2 tiles", "4 tiles")),
+        ((128, 1, 1, 4096), ("in order", "2 tiles", "4 tiles")),
+        ((128, 1, 1, 16384), ("in order", "2 tiles", "4 tiles")),
+        ((16, 4, 64, 4096), ("ahead", "cheap pieces", "dear pieces")),
+        ((128, 1, 128, 4096), ("in order", "cheap pieces", "dear pieces")),
+        ((128, 4, 64, 4096), ("in order",)),
+        ((128, 8, 128, 1024), ("in order",)),
+    )
+    for (heads, query_len, requests, mean), names in shapes:
+        point = Point(
+            heads=heads,
+            query_len=query_len,
+            requests=requests,
+            mean=mean,
+            causal=True,
+        )
+        inputs = bench.inputs(point)
+        runs = {"default": graphed(own(Tuning())(bench, point, *inputs))}
+        runs |= {n: graphed(own(VARIANTS[n])(bench, point, *inputs)) for n in names}
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(3):
+            for name, (replay, _kept) in runs.items():
+                times[name].append(bench.time_us(replay, 5))
+        shown = {name: round(statistics.median(t), 1) for name, t in times.items()}
+        print(f"H{heads} Q{query_len} B{requests} S{mean}", shown)
+
+
+def fp8() -> None:
+    """A bf16 query over an fp8 cache: error, and time against our own bf16 cache."""
+    bench = Bench(128 * 16384)
+    scale = torch.tensor([0.02], device="cuda")
+    small = torch.empty(bench.pool.shape, dtype=torch.float8_e4m3fn, device="cuda")
+    for source, target in zip(bench.pool.split(4096), small.split(4096), strict=True):
+        target.copy_(source / scale)
+    for requests, mean in ((16, 16384), (64, 16384), (128, 16384), (16, 4096)):
+        point = Point(heads=16, query_len=1, requests=requests, mean=mean, causal=False)
+        q, table_, lens = bench.inputs(point)
+        inputs = q, table_, lens
+        runs = [
+            graphed(own(Tuning())(bench, point, *inputs)),
+            graphed(own(Tuning(), small, scale)(bench, point, *inputs)),
+        ]
+        replay, out = runs[1]
+        out.fill_(math.nan)
+        replay()
+        pages = small.view(torch.uint8)[table_[0].long()].view(small.dtype)
+        keys = pages.view(-1, 576)[:mean].double() * scale.double()
+        weights = (q[0, 0].double() @ keys.T * SCALE).softmax(-1)
+        expected = weights @ keys[:, :512]
+        error = ((out[0, 0].double() - expected).norm() / expected.norm()).item()
+        times = [bench.time_us(replay, 7) for _ in range(3) for replay, _kept in runs]
+        wide, thin = (statistics.median(times[k::2]) for k in range(2))
+        print(
+            f"B{requests} S{mean}: bf16 {wide:.1f} us, fp8 {thin:.1f} us,",
+            f"{wide / thin:.2f}x, error {error:.1e}",
+        )
+
+
+def sustain(seconds: float = 1.2) -> None:
+    """Back to back until the power limit rules: median of each peer's second half."""
+    bench = Bench(128 * 16384)
+    names = available(bench)
+    shapes = ((128, 1, 128, 4096), (128, 4, 64, 4096), (128, 8, 16, 16384))
+    for heads, query_len, requests, mean in (*shapes, (16, 1, 128, 16384)):
+        point = Point(
+            heads=heads,
+            query_len=query_len,
+            requests=requests,
+            mean=mean,
+            causal=True,
+        )
+        inputs = bench.inputs(point)
+        burst = max(1, int(15000 / point.roofline_us()))
+        shown = {}
+        for name in names:
+            replay, _kept = graphed(PEERS[name](bench, point, *inputs))
+            samples = []
+            watts = []
+            begun = time.monotonic()
+            while time.monotonic() - begun < seconds:
+                start = torch.cuda.Event(enable_timing=True)
+                end = torch.cuda.Event(enable_timing=True)
+                start.record()
+                for _ in range(burst):
+                    replay()
+                end.record()
+                end.synchronize()
+                samples.append(start.elapsed_time(end) * 1e3 / burst)
+                watts.append(torch.cuda.power_draw() / 1e3)
+            half = len(samples) // 2
+            us, power = (statistics.median(x[half:]) for x in (samples, watts))
+            shown[name] = f"{us:.1f} us at {power:.0f} W"
+        print(f"H{heads} Q{query_len} B{requests} S{mean}", shown)
+
+
+def kernels() -> None:
+    """Duration of every launch of a step, by the profiler."""
+    from torch.profiler import ProfilerActivity, profile  # noqa: PLC0415 - this command's
+
+    bench = Bench(128 * 4096)
+    shapes = (
+        (16, 1, 1, 4096),
+        (128, 1, 1, 4096),
+        (16, 1, 64, 4096),
+        (16, 4, 16, 4096),
+        (128, 1, 128, 4096),
+        (128, 4, 64, 4096),
+    )
+    for heads, query_len, requests, mean in shapes:
+        point = Point(
+            heads=heads, query_len=query_len, requests=requests, mean=mean, causal=True
+        )
+        q, table_, lens = bench.inputs(point)
+        run = own(Tuning())(bench, point, q, table_, lens)
+        step = make_step(point)
+        step.build(lens)
+        run()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            for _ in range(8):
+                bench._evict.sum()  # noqa: SLF001 - the same module
+                step.build(lens)
+                run()
+            torch.cuda.synchronize()
+        spent = {
+            e.key: round(e.self_device_time_total / e.count, 1)
+            for e in profiler.key_averages()
+            if e.key.endswith("_kernel")
+        }
+        print(f"H{heads} Q{query_len} B{requests} S{mean}", spent)
+
+
+def host() -> None:
+    """Host time of build and forward, eager, and whether either waits for the device."""
+    bench = Bench(128 * 1024)
+    point = Point(heads=16, query_len=4, requests=16, mean=1024, causal=True)
+    q, table_, lens = bench.inputs(point)
+    step, run = make_step(point), own(Tuning())(bench, point, q, table_, lens)
+    for name, call in (("build", lambda: step.build(lens)), ("forward", run)):
+        samples = []
+        for _ in range(50):
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            for _ in range(20):
+                call()
+            samples.append((time.perf_counter() - begun) / 20 * 1e6)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(200_000_000)  # noqa: SLF001 - torch's only busy kernel
+        begun = time.perf_counter()
+        call()
+        blocked = (time.perf_counter() - begun) * 1e3
+        torch.cuda.synchronize()
+        print(
+            f"{name}: {statistics.median(samples):.1f} us a call; behind a busy device {blocked:.2f} ms"
+        )
