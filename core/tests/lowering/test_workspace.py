@@ -1,7 +1,5 @@
 """Device memory: what is said before equals what is held after, and budgets hold."""
 
-import tracemalloc
-
 import pytest
 import torch
 from hypothesis import given
@@ -111,15 +109,28 @@ def test_a_budget_is_held_against_all_parts_to_the_byte(thirsty, make_step, cpu)
     assert str(need.total - 1) in reason.allowed
 
 
-def test_what_passes_the_budget_is_refused_before_a_byte_is_allocated(make_step):
-    problem = make_step(max_num_reqs=1 << 22, query_len=8, heads=128).problem
-    tracemalloc.start()
+class Unbuilt(Thirsty):
+    """Mixed into a backend: a builder of it, which alone allocates, is never reached."""
+
+    @property
+    def builder_cls(self):
+        raise LookupError("a builder was asked for")
+
+
+def test_what_passes_the_budget_is_refused_before_a_byte_is_allocated(
+    plain_backend_cls, make_step, cpu
+):
+    problem = make_step().problem
+    backend = type("Unbuilt", (Unbuilt, plain_backend_cls), {})()
+    options = {
+        "device": cpu,
+        "candidates": {"plain": Candidate(name="plain", backend=backend)},
+    }
     with pytest.raises(BackendRefused) as caught:
-        MLADecoder(problem, device="cpu", workspace_limit_bytes=1 << 30)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+        MLADecoder(problem, "plain", workspace_limit_bytes=1, **options)
     assert caught.value.codes == {"workspace"}
-    assert peak < 1 << 22
+    with pytest.raises(LookupError, match="a builder was asked for"):
+        MLADecoder(problem, "plain", **options)
 
 
 def test_auto_goes_on_to_who_fits_the_budget(thirsty, plain_backend, make_step, caplog):
