@@ -87,7 +87,7 @@ def test_rows_and_lengths_must_agree_and_pads_are_named(server):
 
 
 @pytest.mark.fault("DP-03")
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     rows=st.integers(1, 40),
     requests=st.integers(1, 33),

@@ -116,7 +116,7 @@ CAPS = (1, 2, 3, 5, 8, 16, 64, 128, None)
 
 @pytest.mark.fault("PERF-04")
 @pytest.mark.parametrize("server", ["reference", "interpreted Triton"])
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     heads=st.sampled_from([1, 16, 128]),
     query_len=st.sampled_from([1, 4]),

@@ -11,6 +11,7 @@ from mla_decode_cuda_flashmla.simulator import SimulatedGraph
 
 
 @pytest.mark.fault("UBATCH-02")
+@settings(max_examples=40)
 @given(requests=st.integers(1, 8), parts=st.integers(-1, 9))
 def test_every_part_has_a_request_and_is_built_or_nothing_is_split(requests, parts):
     problem = problem_of(2, page_size=16)
