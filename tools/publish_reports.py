@@ -196,12 +196,15 @@ def take(results: Path, folder: Path) -> None:
     source = read_source(results)
     system = LINUX.sub(r"Linux-\1", source.report["platform"])
     folder.mkdir(parents=True, exist_ok=True)
-    for name, plain in (
-        (FILE_NAME, {**source.report, "platform": system}),
-        (PROOF, source.proof),
-    ):
-        text = json.dumps(plain, indent=2) + "\n"
-        (folder / name).write_text(text, encoding="utf-8")
+    kept_now = {FILE_NAME: {**source.report, "platform": system}, PROOF: source.proof}
+    for name, plain in kept_now.items():
+        path = folder / name
+        if plain is None:
+            path.unlink(
+                missing_ok=True
+            )  # an older run's proof proves nothing of this one
+        else:
+            path.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
