@@ -104,6 +104,7 @@ def test_an_adapter_must_write_what_core_cannot_know():
     assert BackendBase.__abstractmethods__ == {
         "_forward",
         "builder_cls",
+        "capability",
         "cost",
         "evidence",
         "supports_non_causal",

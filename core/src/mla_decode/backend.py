@@ -147,13 +147,17 @@ class BackendBase(abc.ABC):
     `_forward` and gets the clauses SCALE, STALE, OUT and VALIDATE from core.
     """
 
-    name: ClassVar[str]
-    capability: ClassVar[Capability]
+    name: str
     contract: ClassVar[str] = CONTRACT_VERSION
-    deterministic: ClassVar[bool] = True
+    deterministic: bool = True
     cli_options: ClassVar[tuple[CliOption, ...]] = ()
     takes_query_pair: ClassVar[bool] = False
     """Whether `_forward` reads (nope, rope) apart; else core joins them."""
+
+    @property
+    @abc.abstractmethod
+    def capability(self) -> Capability:
+        """What the backend serves: a class attribute where it is known in advance."""
 
     @property
     @abc.abstractmethod

@@ -59,7 +59,7 @@ class AiterMLABackend(BackendBase):
     )
 
     @property
-    def capability(self) -> Capability:  # type: ignore[override]  # the release in sight decides
+    def capability(self) -> Capability:
         """What the release in sight serves, by arch; 0.1.20.post1 where there is none."""
         return capability_of(present_release())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -27,6 +27,16 @@ if TYPE_CHECKING:
 
     from mla_decode import DecodeProblem, DeviceInfo
     from mla_decode.builder import Validation
+
+
+class _Views(NamedTuple):
+    """A builder's buffers as one launch shape sees them."""
+
+    indptr: Tensor
+    ends: Tensor
+    """Of `indptr`, all but the first."""
+    is_empty: Tensor
+    ones: Tensor
 
 
 class AiterMLAMetadataBuilder(MLADecodeMetadataBuilder):
@@ -72,6 +82,7 @@ class AiterMLAMetadataBuilder(MLADecodeMetadataBuilder):
         self._padded_q: Tensor | None = None
         self._padded_o: Tensor | None = None
         self._schedules: dict[tuple[int, int], Schedule] = {}
+        self._views: dict[tuple[int, int], _Views] = {}
         self._allocate()
 
     def _build_decode(
@@ -87,8 +98,9 @@ class AiterMLAMetadataBuilder(MLADecodeMetadataBuilder):
         requests = seq_lens_device.shape[0]
         q = self._decode_query_len or int(query_start_loc_cpu.diff().max())
         route = self._route_of(q)
-        indptr = self._kv_indptr[: requests + 1]
-        torch.cumsum(seq_lens_device, 0, dtype=torch.int32, out=indptr[1:])
+        views = self._views_of(requests, q)
+        indptr, ones = views.indptr, views.ones
+        torch.cumsum(seq_lens_device, 0, dtype=torch.int32, out=views.ends)
         expand_pages(
             block_table_tensor,
             indptr,
@@ -97,10 +109,8 @@ class AiterMLAMetadataBuilder(MLADecodeMetadataBuilder):
             page_size=self.problem.page_size,
             units=self.units,
         )
-        empty = self._is_empty[: requests * q].view(requests, q)
         behind = self._behind[q, self._decode_causal]
-        torch.le(seq_lens_device[:, None], behind, out=empty)
-        ones = self._ones[:requests]
+        torch.le(seq_lens_device.view(-1, 1, 1), behind, out=views.is_empty)
         schedule, splits, splits_indptr = None, self.library.cus, None
         if route.keeps_schedule:
             schedule = self._schedule_of(requests, q)
@@ -130,7 +140,7 @@ class AiterMLAMetadataBuilder(MLADecodeMetadataBuilder):
             kv_indptr=indptr,
             kv_indices=self._kv_indices,
             kv_last_page_lens=ones,
-            is_empty=empty,
+            is_empty=views.is_empty,
             schedule=schedule,
             num_kv_splits=splits,
             num_kv_splits_indptr=splits_indptr,
@@ -205,9 +215,23 @@ class AiterMLAMetadataBuilder(MLADecodeMetadataBuilder):
         return torch.zeros(size, dtype=torch.int32, device=self.device)
 
     def _rows_behind(self, q: int, *, causal: bool) -> Tensor:
-        """int32 [1, q]: keys that a token's later siblings hide from it."""
+        """int32 [1, q, 1]: keys that a token's later siblings hide from it."""
         hidden = range(q - 1, -1, -1) if causal else [0] * q
-        return torch.tensor([list(hidden)], dtype=torch.int32, device=self.device)
+        rows = torch.tensor(list(hidden), dtype=torch.int32, device=self.device)
+        return rows.view(1, q, 1)
+
+    def _views_of(self, requests: int, q: int) -> _Views:
+        """The buffers cut to a launch shape, made once: a slice costs as a copy does."""
+        found = self._views.get((requests, q))
+        if found is None:
+            indptr = self._kv_indptr[: requests + 1]
+            found = self._views[requests, q] = _Views(
+                indptr=indptr,
+                ends=indptr[1:],
+                is_empty=self._is_empty[: requests * q].view(requests, q, 1),
+                ones=self._ones[:requests],
+            )
+        return found
 
     def _schedule_buffers(self) -> dict[str, Tensor]:
         """One set of buffers, large enough for every block that keeps a schedule."""

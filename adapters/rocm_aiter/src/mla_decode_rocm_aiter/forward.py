@@ -101,9 +101,8 @@ def _write_empty(tensor: Tensor, metadata: AiterMLAMetadata, value: float) -> No
 
     Unconditional: lengths live on the device.
     """
-    rows = tensor.view(*metadata.is_empty.shape, *tensor.shape[1:])
-    mask = metadata.is_empty.view(*metadata.is_empty.shape, *[1] * (tensor.dim() - 1))
-    rows.masked_fill_(mask, value)
+    mask = metadata.is_empty
+    tensor.view(*mask.shape[:2], -1).masked_fill_(mask, value)
 
 
 def _cache_rows(cache: Tensor, builder: AiterMLAMetadataBuilder) -> Tensor:

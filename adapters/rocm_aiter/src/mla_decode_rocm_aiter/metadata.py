@@ -27,7 +27,7 @@ class AiterMLAMetadata(DecodeMetadata):
     kv_last_page_lens: Tensor
     """int32 [num_reqs], all 1: AITER sees pages of one token."""
     is_empty: Tensor
-    """bool [num_reqs, Q]: rows without a key."""
+    """bool [num_reqs, Q, 1]: rows without a key."""
     schedule: Schedule | None
     """None where the route runs without."""
     num_kv_splits: int

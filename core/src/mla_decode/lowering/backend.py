@@ -31,9 +31,8 @@ class LoweredBackend(BackendBase):
     def __init__(self, inner: Backend, plan: Plan) -> None:
         self.inner = inner
         self.plan = plan
-        self.name: str = inner.name  # type: ignore[misc]  # an instance stands for its inner backend
-        self.capability: Capability = inner.capability  # type: ignore[misc]  # as above
-        self.deterministic: bool = inner.deterministic  # type: ignore[misc]  # as above
+        self.name = inner.name
+        self.deterministic = inner.deterministic
         namespace = {
             "inner": inner,
             "plan": plan,
@@ -41,6 +40,11 @@ class LoweredBackend(BackendBase):
             "host_reads_lengths": inner.builder_cls.host_reads_lengths,
         }
         self._builder_cls = type("LoweredBuilder", (LoweredBuilder,), namespace)
+
+    @property
+    def capability(self) -> Capability:
+        """The inner backend's: its declaration does not change."""
+        return self.inner.capability
 
     @property
     def builder_cls(self) -> type[MLADecodeMetadataBuilder]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from mla_decode.backend import BackendBase, Cost
 from mla_decode.capability import (
@@ -63,7 +63,7 @@ class ReferenceBackend(BackendBase):
     """Torch on any device; auto's choice on the CPU, by name only on a GPU."""
 
     name = "reference"
-    capability: ClassVar[Capability] = Capability(
+    capability = Capability(
         rows=tuple(_row(arch) for arch in _ARCHS)
     )
 
