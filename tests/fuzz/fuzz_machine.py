@@ -267,13 +267,13 @@ class DecodeMachine(RuleBasedStateMachine):
 
     @rule(draw=draws)
     @counted
-    def capture(self, draw):
+    def replay_graph(self, draw):
         """What a graph reads keeps its address; without graphs there is none to make."""
         batch = self.drawn_batch(replace(draw, ragged=0))
         if not self.decoder.problem.graphs:
             with self.refused("a capture that the problem does not name"):
                 self.decoder.plan_for_capture(batch.common)
-            self.step(batch, draw)
+            self.current = None  # its pages may be another's by now
             return
         captured = self.decoder.plan_for_capture(batch.common)
         self.forward(batch, captured, draw)
@@ -385,7 +385,7 @@ class DecodeMachine(RuleBasedStateMachine):
         cuts = CUTS[cut % len(CUTS)]
         with self.refused(f"ubatches cut at {cuts!r}"):
             split_ubatches(batch.common, cuts)
-        self.step(batch, draw)
+        self.current = None  # its pages may be another's by now
 
     # --- what the rules are made of ---------------------------------------------------
 

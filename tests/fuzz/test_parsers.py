@@ -91,7 +91,7 @@ def test_spoilt_text_is_read_or_refused(name, chosen_seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARSERS)
 def test_much_spoilt_text_is_read_or_refused(name, chosen_seed):
-    assert sum(fuzz(name, 4000, chosen_seed).values()) >= 4000
+    assert sum(fuzz(name, 1500, chosen_seed).values()) >= 1500
 
 
 def cpu_time(parser, count):
@@ -105,10 +105,16 @@ def cpu_time(parser, count):
     return best
 
 
+MEASURABLE_S, MOST_BYTES = 0.02, 2_000_000
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARSERS)
 def test_time_grows_with_the_text_and_not_with_its_square(name):
-    parser, entries = PARSERS[name], 500
-    while (small := cpu_time(parser, entries)) < 0.02 and entries < 2_000_000:
+    parser, entries = PARSERS[name], 100
+    while (small := cpu_time(parser, entries)) < MEASURABLE_S:
+        if len(parser.grown(2 * entries)) > MOST_BYTES:
+            break
         entries *= 2
-    assert cpu_time(parser, 8 * entries) < 24 * max(small, 0.01)
+    # Eight times the text: a linear reader takes 8 times as long, a quadratic one 64.
+    assert cpu_time(parser, 8 * entries) < 24 * max(small, MEASURABLE_S)
