@@ -11,6 +11,7 @@ import json
 import os
 import pkgutil
 import sys
+import warnings
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -153,7 +154,9 @@ def decode():
     torch.set_num_threads(1)
     digest = _decode_all()
     read, write = os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():  # from 3.12 on, of any native thread of torch's
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if child == 0:
         os.write(write, _decode_all().encode())
         os._exit(0)

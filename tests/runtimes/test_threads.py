@@ -14,6 +14,8 @@ from mla_decode.lowering.backend import apply_plan
 from mla_decode.mask import Mask
 
 STEPS = 6
+PATIENCE_S = 280
+"""Until a thread whose partner died gives up: less than a test may take."""
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +43,7 @@ def ubatches(problem, query_len, *, causal=True):
 def run_steps(backend, builder, batches, meet=None):
     """Decode the batches in turn; every layer of a step with one plan."""
     if meet is not None:
-        meet.wait(timeout=60)
+        meet.wait(timeout=PATIENCE_S)
     found = []
     for number in range(STEPS):
         q, kv, common = batches[number % len(batches)]
@@ -98,7 +100,7 @@ def test_decoders_made_in_two_threads_at_once_serve_as_one_made_alone(name):
     meet = threading.Barrier(2)
 
     def serve():
-        meet.wait(timeout=60)
+        meet.wait(timeout=PATIENCE_S)
         decoder = MLADecoder(problem, name, device=device)
         return decoder.run(q, kv, decoder.plan(common), softmax_scale=SCALE)
 
