@@ -170,6 +170,7 @@ def test_the_command_says_what_cannot_be_merged(monkeypatch, capsys, tmp_path, s
     assert "not parts of one whole" in capsys.readouterr().err
 
 
+@pytest.mark.timeout(900)  # two runs, on a loaded machine
 def test_shards_that_ran_are_merged_to_a_conformant_run(monkeypatch, capfd, tmp_path):
     folders = [tmp_path / "1", tmp_path / "2"]
     for index, folder in enumerate(folders, 1):

@@ -27,12 +27,13 @@ def _shell(command, directory):
         env={**os.environ, "PATH": path, "COLUMNS": "400"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.timeout(1300)  # four processes that import torch, on a loaded machine
 @pytest.mark.usefixtures("_importable_backends")
 @pytest.mark.parametrize(
     ("run", "case"),

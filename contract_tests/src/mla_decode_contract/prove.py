@@ -163,17 +163,19 @@ class Proof:
 
     def _serve(self, queue: deque[Job]) -> None:
         child: Child | None = None
-        while self.problem is None:
-            with self._lock:
-                job = queue.popleft() if queue else None
-            if job is None:
-                break
-            child = child or self._child()
-            if child is not None and not job(self, child):
+        try:
+            while self.problem is None:
+                with self._lock:
+                    job = queue.popleft() if queue else None
+                if job is None:
+                    break
+                child = child or self._child()
+                if child is not None and not job(self, child):
+                    child.close()
+                    child = None
+        finally:
+            if child is not None:
                 child.close()
-                child = None
-        if child is not None:
-            child.close()
 
     def _child(self) -> Child | None:
         child = Child(self.target)
