@@ -14,6 +14,7 @@ from mla_decode.lowering.planner import price
 from mla_decode.lowering.rewrites import native, rewrites
 from mla_decode_rocm_aiter import backend, known_releases
 from mla_decode_rocm_aiter.facts import find_facts
+from mla_decode_rocm_aiter.workspace import num_splits, split_counts
 
 MLA = "def mla_decode_fwd(q, kv_buffer, o, causal=True): ...\n"
 HARDWARE = DeviceInfo(vendor="rocm", arch="gfx950")
@@ -173,3 +174,9 @@ def test_a_missing_aiter_is_looked_for_again(install):
     assert plan_exact(problem, backend, HARDWARE) is None
     install(1)
     assert plan_exact(problem, backend, HARDWARE).kind == "native"
+
+
+@given(cus=st.integers(1, 400), most=st.integers(1, 600))
+def test_the_numbers_of_splits_are_those_of_every_batch(cus, most):
+    counted = {num_splits(cus, requests) for requests in range(1, most + 1)}
+    assert split_counts(cus, most) == tuple(sorted(counted))

@@ -37,8 +37,9 @@ def num_splits(cus: int, requests: int) -> int:
 
 def split_counts(cus: int, max_num_reqs: int) -> tuple[int, ...]:
     """Every number of splits that batches of up to so many requests get."""
-    counts = {num_splits(cus, requests) for requests in range(1, max_num_reqs + 1)}
-    return tuple(sorted(counts))
+    ends = (max(1, cus // count) for count in range(1, MOST_SPLITS + 1))
+    largest = {min(max_num_reqs, requests) for requests in ends} | {max_num_reqs}
+    return tuple(sorted({num_splits(cus, requests) for requests in largest}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
