@@ -10,7 +10,12 @@ import typer
 from mla_decode_contract.cli import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/hardware-ci.md", "docs/adapter.md", "docs/reports.md")
+PAGES = (
+    "docs/hardware-ci.md",
+    "docs/adapter.md",
+    "docs/reports.md",
+    "docs/first-hour.md",
+)
 FENCE = re.compile(r"^```(?:console|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OTHERS = r"&&|\|\||\||>|;"
 """Where a command ends and another, or a redirection, begins."""
