@@ -187,6 +187,12 @@ def test_a_missing_matplotlib_is_said_before_anything_is_timed(capsys, monkeypat
     assert "mla-decode[plot]" in err
 
 
+def test_the_help_names_the_extra_that_draws(capsys, monkeypatch):
+    code, out, _ = run(capsys, monkeypatch, "--help")
+    assert code == 0
+    assert "mla-decode[plot]" in out
+
+
 # --- the picture ----------------------------------------------------------------------
 
 
