@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from mla_decode.problem import LATENT_WIDTH, ROW_WIDTH
@@ -35,6 +36,7 @@ def num_splits(cus: int, requests: int) -> int:
     return max(2, min(MOST_SPLITS, cus // max(1, requests)))
 
 
+@lru_cache(maxsize=1024)
 def split_counts(cus: int, max_num_reqs: int) -> tuple[int, ...]:
     """Every number of splits that batches of up to so many requests get."""
     ends = (max(1, cus // count) for count in range(1, MOST_SPLITS + 1))
