@@ -38,6 +38,8 @@ def test_it_accepts_its_own_problem_and_answers_for_any_other_as_the_inner_does(
     assert lowered.refusals(asked, CPU) == []
     assert lowered.refusals(other, CPU) == inner.refusals(other, CPU) != []
     assert lowered.supports_non_causal(CPU)
+    assert lowered.capability is inner.capability
+    assert (lowered.name, lowered.deterministic) == ("narrow", inner.deterministic)
     assert lowered.cost(asked, CPU).kv_walks == 2
 
 
