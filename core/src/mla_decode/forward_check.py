@@ -54,19 +54,21 @@ class CheckedCall:
         out: Tensor | None,
         lse: Tensor | None,
     ) -> None:
-        self.q = q
+        self.q: Tensor = q
         """[T, H, 576]; where the backend takes pairs and got one, its nope part."""
-        self.q_rope = q_rope
+        self.q_rope: Tensor | None = q_rope
         """[T, H, 64] where the backend takes pairs and got one."""
-        self.kv_cache = kv_cache
+        self.kv_cache: Tensor = kv_cache
         """[P, S, 576] in the problem's dtype; uint8 is already viewed as fp8."""
-        self.metadata = metadata
-        self.softmax_scale = softmax_scale
-        self.q_scale = q_scale
-        self.kv_scale = kv_scale
-        self.callers_out = self._out = out
+        self.metadata: DecodeMetadata = metadata
+        self.softmax_scale: float = softmax_scale
+        self.q_scale: Tensor | None = q_scale
+        self.kv_scale: Tensor | None = kv_scale
+        self._out: Tensor | None = out
+        self.callers_out: Tensor | None = out
         """The caller's own out, contiguous, or None."""
-        self.callers_lse = self._lse = lse
+        self._lse: Tensor | None = lse
+        self.callers_lse: Tensor | None = lse
         """The caller's own lse, contiguous, or None."""
 
     @property

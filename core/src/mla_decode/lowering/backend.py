@@ -31,8 +31,8 @@ class LoweredBackend(BackendBase):
     def __init__(self, inner: Backend, plan: Plan) -> None:
         self.inner = inner
         self.plan = plan
-        self.name = inner.name
-        self.deterministic = inner.deterministic
+        self.name: str = inner.name
+        self.deterministic: bool = inner.deterministic
         namespace = {
             "inner": inner,
             "plan": plan,

@@ -63,7 +63,7 @@ class ReferenceBackend(BackendBase):
     """Torch on any device; auto's choice on the CPU, by name only on a GPU."""
 
     name = "reference"
-    capability = Capability(rows=tuple(_row(arch) for arch in _ARCHS))
+    capability: Capability = Capability(rows=tuple(_row(arch) for arch in _ARCHS))
 
     @property
     def builder_cls(self) -> type[MLADecodeMetadataBuilder]:
