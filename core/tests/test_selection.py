@@ -151,6 +151,20 @@ def test_a_check_that_raises_refuses_and_does_not_end_the_engine(backends, metho
     assert "rocm_aiter" in reason.fix
 
 
+def test_a_check_that_knows_the_mend_is_quoted(backends):
+    error = ArgumentError("No such release.", got="'x'", allowed="a release", fix="y")
+    known = backends(rocm_aiter={"refusals": raises(error)}, triton_mla={})
+    found = select(CAUSAL, GFX942, candidates=known)
+    (reason,) = found.refused["rocm_aiter"]
+    assert reason.as_dict() == {
+        "code": "checker_error",
+        "message": "No such release",
+        "got": "'x'",
+        "allowed": "a release",
+        "fix": "y",
+    }
+
+
 def test_a_gate_that_raises_adds_its_own_reason(backends):
     broken = {**refuse(), "supports_non_causal": raises(OSError("no library"))}
     known = backends(rocm_aiter=broken, triton_mla={})

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mla_decode.discovery import discover
-from mla_decode.errors import ArgumentError, BackendRefused, OutdatedLibraryError
+from mla_decode.errors import (
+    ArgumentError,
+    BackendRefused,
+    ContractError,
+    OutdatedLibraryError,
+)
 from mla_decode.lowering import native_plan, nearest_refusals, plan_exact
 from mla_decode.refusal import Refusal, RefusalCode
 from mla_decode.workspace import Workspace, over_budget, workspace_of
@@ -179,6 +184,14 @@ def ask(backend: Backend, problem: DecodeProblem, device: DeviceInfo) -> list[Re
 
 
 def _checker_error(backend: Backend, error: Exception) -> Refusal:
+    if isinstance(error, ContractError):  # it knows the mend: a setting, most often
+        return Refusal(
+            code=RefusalCode.CHECKER_ERROR,
+            message=error.message.removesuffix("."),
+            got=error.got,
+            allowed=error.allowed,
+            fix=error.fix,
+        )
     return Refusal(
         code=RefusalCode.CHECKER_ERROR,
         message="The backend's own check failed",
