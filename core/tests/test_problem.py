@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from mla_decode import ArgumentError, Dcp, DecodeProblem, Mask
@@ -104,3 +106,13 @@ def test_refuses_what_no_decode_problem_can_have(fields, got):
 def test_refuses_a_group_that_cannot_exist(fields):
     with pytest.raises(ArgumentError, match="dcp"):
         Dcp(**fields)
+
+
+def test_a_summary_names_what_people_recognise_and_what_was_asked_for():
+    problem = DecodeProblem(num_q_heads=16, query_lens={1, 4}, masks={Mask.NON_CAUSAL})
+    assert problem.summary == (
+        "16 heads, 1 token(s) causal, 4 token(s) non_causal, "
+        "bf16 query, bf16 cache, page 64"
+    )
+    wanted = dataclasses.replace(problem, needs_lse=True, graphs=True)
+    assert wanted.summary == problem.summary + ", with needs_lse, graphs"

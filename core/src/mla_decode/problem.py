@@ -184,6 +184,18 @@ class DecodeProblem:
         """
         yield from _blocks(self.query_lens, self.masks)
 
+    @property
+    def summary(self) -> str:
+        """What people need to recognise the problem; `as_dict` has all of it."""
+        blocks = ", ".join(f"{q} token(s) {mask}" for q, mask in self.blocks())
+        asked = ("needs_lse", "graphs", "batch_invariant", "dcp")
+        wanted = [name for name in asked if getattr(self, name)]
+        return (
+            f"{self.num_q_heads} heads, {blocks}, {self.q_dtype} query, "
+            f"{self.kv_dtype} cache, page {self.page_size}"
+            + (f", with {', '.join(wanted)}" if wanted else "")
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """A plain dictionary, the form that `--json` prints."""
         dcp = self.dcp

@@ -105,7 +105,7 @@ def select(
         raise found.outdated
     if found.selection is None:
         raise BackendRefused(
-            f"No backend serves this problem on {device.arch}: {problem.as_dict()}",
+            f"No backend serves {problem.summary} on {device.arch}.",
             found.refused,
         )
     chosen = found.selection
@@ -113,7 +113,7 @@ def select(
         logging.WARNING if chosen.refused else logging.INFO,
         "%s decodes %s on %s (%s); refused: %s",
         chosen.backend.name,
-        _short(problem),
+        problem.summary,
         device.arch,
         chosen.plan.kind,
         {name: [str(r.code) for r in rs] for name, rs in chosen.refused.items()},
@@ -306,11 +306,3 @@ def _order(
             fix="install the adapter that provides it, or correct the name",
         )
     return (backend,)
-
-
-def _short(problem: DecodeProblem) -> str:
-    blocks = ", ".join(f"Q={q} {mask}" for q, mask in problem.blocks())
-    return (
-        f"H={problem.num_q_heads} {problem.q_dtype}/{problem.kv_dtype} "
-        f"page {problem.page_size} [{blocks}]"
-    )

@@ -160,13 +160,8 @@ def _print_tree(
     backend: str | None,
     lowering: LoweringPolicy,
 ) -> None:
-    blocks = ", ".join(f"{q} token(s) {mask}" for q, mask in problem.blocks())
     assumed = " (assumed)" if device.assumed else ""
-    tree = Tree(
-        f"[bold]{problem.num_q_heads} heads, {blocks}[/], "
-        f"{problem.q_dtype} query, {problem.kv_dtype} cache, "
-        f"page {problem.page_size}, on [bold]{device.arch}[/]{assumed}"
-    )
+    tree = Tree(f"[bold]{problem.summary}[/], on [bold]{device.arch}[/]{assumed}")
     for name, group in reasons(found).items():
         branch = tree.add(f"[red]refused[/] [bold]{escape(name)}[/]")
         for reason in group:
