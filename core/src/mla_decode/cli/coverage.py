@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from mla_decode.cli.console import console
 from mla_decode.device import DeviceInfo, detect_device
 from mla_decode.discovery import discover
 from mla_decode.errors import ContractError
@@ -145,7 +145,7 @@ def cells(
 def _print_tables(
     device: DeviceInfo, name: str, found: tuple[Cell, ...], summary: Counter[str]
 ) -> None:
-    console = Console()
+    out = console()
     by_key = {(c.dtype, c.kv_dtype, c.num_heads, c.query_len): c for c in found}
     for dtype, kv_dtype in DTYPES:
         table = Table(
@@ -162,10 +162,10 @@ def _print_tables(
         for num_heads in HEADS:
             row = (by_key[dtype, kv_dtype, num_heads, q] for q in QUERY_LENS)
             table.add_row(str(num_heads), *map(_mark, row))
-        console.print(table)
+        out.print(table)
     counts = ", ".join(f"{summary[o]} {o}" for o in OUTCOMES)
-    console.print(f"{counts}, of {len(found)}")
-    console.print(
+    out.print(f"{counts}, of {len(found)}")
+    out.print(
         "n native, f fold, p pad, s split, - refused; "
         "the one-row-a-token flatten walks the KV Q times"
     )

@@ -6,10 +6,10 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mla_decode.cli.console import console
 from mla_decode.diagnosis.children import PATIENCE_S
 from mla_decode.diagnosis.doctor import diagnose
 from mla_decode.errors import ContractError
@@ -53,7 +53,7 @@ def doctor(
 
 
 def _print_table(found: Diagnosis) -> None:
-    console = Console()
+    out = console()
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 1, 0, 0))
     table.add_column("about", style="bold", no_wrap=True)
     table.add_column("level", no_wrap=True)
@@ -64,9 +64,9 @@ def _print_table(found: Diagnosis) -> None:
             level = Text(finding.level.value, style=_STYLES[finding.level.value])
             table.add_row(about, level, _text(finding))
             about = ""
-    console.print(table)
+    out.print(table)
     verdict = "healthy" if found.healthy else "something is wrong: see error above"
-    console.print(Text(verdict, style=_STYLES["ok" if found.healthy else "error"]))
+    out.print(Text(verdict, style=_STYLES["ok" if found.healthy else "error"]))
 
 
 def _text(finding: Finding) -> Text:

@@ -8,10 +8,10 @@ from collections.abc import Callable  # noqa: TC003 - typer reads the annotation
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
+from mla_decode.cli.console import console
 from mla_decode.device import DeviceInfo, detect_device
 from mla_decode.errors import ContractError
 from mla_decode.lowering.policy import LoweringPolicy
@@ -174,7 +174,7 @@ def _print_tree(
         tree.add("[red]nobody serves this problem[/]")
         if lowering is LoweringPolicy.REFUSE:
             _add_hint(tree, problem, device, backend)
-    Console().print(tree)
+    console().print(tree)
 
 
 def _add_selection(

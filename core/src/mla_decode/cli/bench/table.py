@@ -9,6 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
+from mla_decode.cli.console import console
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -19,22 +21,22 @@ _T = TypeVar("_T")
 
 def progress(things: Sequence[_T]) -> Iterator[_T]:
     """Go through things under a bar with the time left; on a terminal's stderr only."""
-    console = Console(stderr=True)
+    aside = Console(stderr=True)
     with Progress(
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=console,
+        console=aside,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not aside.is_terminal,
     ) as bar:
         yield from bar.track(things)
 
 
 def print_table(rows: Sequence[Row], *, title: str, bandwidth: float) -> None:
     """Print medians, KV GB/s and the ratio to the one-row-a-token flatten."""
-    console = Console()
-    console.print(Text(title, style="bold"))
+    out = console()
+    out.print(Text(title, style="bold"))
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("backend", no_wrap=True)
     table.add_column("step", no_wrap=True)
@@ -46,8 +48,8 @@ def print_table(rows: Sequence[Row], *, title: str, bandwidth: float) -> None:
         step = mask if point.origin == "grid" else point.origin
         sizes = (point.num_heads, point.query_len, point.batch, point.mean_seq_len)
         table.add_row(row.backend, step, *map(str, sizes), *_figures(row))
-    console.print(table)
-    console.print(
+    out.print(table)
+    out.print(
         Text(
             "us: median of a call; KV GB/s: each key once "
             f"(a copy moves {bandwidth:.0f} here); x flatten: time of one row a token "
