@@ -67,8 +67,11 @@ def import_light():
 
 
 def import_all():
-    """Every module of every package of the project that is installed."""
-    names = ["mla_decode", "mla_decode_contract", "mla_decode_vllm"]
+    """Every module of every package of the project that is installed.
+
+    The engine's side is left out: its modules import the engine.
+    """
+    names = ["mla_decode", "mla_decode_contract"]
     names += [point.value.partition(":")[0] for point in _points()]
     found = []
     for name in dict.fromkeys(part.partition(".")[0] for part in names):

@@ -9,7 +9,9 @@ from mla_decode.problem import ROW_WIDTH
 from mla_decode.refusal import Refusal, RefusalCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from torch import Tensor
 
     from mla_decode.backend import Backend
     from mla_decode.builder import MLADecodeMetadataBuilder
@@ -86,16 +88,25 @@ def over_budget(workspace: Workspace, limit_bytes: int) -> Refusal | None:
     )
 
 
-def held_bytes(builder: MLADecodeMetadataBuilder) -> int:
+def held_bytes(
+    builder: MLADecodeMetadataBuilder, *, borrowed: Iterable[Tensor] = ()
+) -> int:
     """Bytes of the device storages that a builder holds now, each counted once.
 
     Follows the containers and the objects of this project's packages that the builder
     refers to; what was not used yet, such as the joined query, is not there yet.
+
+    Args:
+        builder: Of any backend.
+        borrowed: The engine's tensors, such as its caches, of which a builder may keep
+            a view: their memory is not the builder's.
     """
     held: dict[int, int] = {}
     device = builder.device.type
     for storage in _storages(builder, device, set()):
         held[storage.data_ptr()] = storage.nbytes()
+    for tensor in borrowed:
+        held.pop(tensor.untyped_storage().data_ptr(), None)
     return sum(held.values())
 
 
