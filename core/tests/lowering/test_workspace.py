@@ -194,3 +194,12 @@ def test_only_what_lies_on_the_builders_device_is_counted_once(plain_builder, cp
     builder.elsewhere = torch.empty(4, device="meta")
     builder.foreign = torch.Generator()
     assert held_bytes(builder) == before + 32
+
+
+def test_memory_that_the_engine_lent_is_not_the_builders(plain_builder, cpu):
+    builder = plain_builder(DecodeProblem(num_q_heads=1, max_num_reqs=2), cpu)
+    before = held_bytes(builder)
+    cache = torch.zeros(8)
+    builder.view = cache[2:]
+    assert held_bytes(builder, borrowed=[cache]) == before
+    assert held_bytes(builder, borrowed=[torch.zeros(1)]) == before + 32
