@@ -7,28 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mla_decode import Dcp
-
-
-class Operators(TorchDispatchMode):
-    """Names of the operators that reach the dispatcher."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        del types
-        self.names.append(str(func.overloadpacket).removeprefix("aten."))
-        return func(*args, **(kwargs or {}))
-
-
-def operators(call):
-    with Operators() as seen:
-        call()
-    return seen.names
 
 
 @pytest.fixture
@@ -49,18 +29,18 @@ def warm(make_step, plain_builder, cpu):
     return make
 
 
-def test_a_build_compares_its_block_starts_and_nothing_else(warm):
+def test_a_build_compares_its_block_starts_and_nothing_else(operators, warm):
     builder, step = warm()
     assert operators(lambda: builder.build(step.common)) == ["equal"]
 
 
-def test_a_build_under_graphs_adds_one_copy_of_all(warm):
+def test_a_build_under_graphs_adds_one_copy_of_all(operators, warm):
     builder, step = warm(graphs=True)
     assert operators(lambda: builder.build(step.common)) == ["equal", "_foreach_copy_"]
 
 
 def test_a_build_under_dcp_copies_the_totals_with_the_rest(
-    make_step, plain_builder, cpu
+    operators, make_step, plain_builder, cpu
 ):
     step = make_step(seq_lens=(9, 5), graphs=True, dcp=Dcp(world=2))
     builder = plain_builder(step.problem, cpu)
@@ -72,6 +52,7 @@ def test_a_build_under_dcp_copies_the_totals_with_the_rest(
 
 
 def test_a_table_of_more_rows_or_columns_than_the_buffer_is_cut_once_each(
+    operators,
     warm,
 ):
     builder, step = warm(graphs=True)
@@ -99,7 +80,7 @@ def test_a_table_of_more_rows_or_columns_than_the_buffer_is_cut_once_each(
     ],
 )
 def test_a_forward_makes_the_outputs_that_are_missing_and_nothing_else(
-    warm, plain_backend, needs_lse, passes, names
+    operators, warm, plain_backend, needs_lse, passes, names
 ):
     builder, step = warm(needs_lse=needs_lse)
     metadata = builder.build(step.common)
@@ -119,7 +100,9 @@ def test_a_forward_makes_the_outputs_that_are_missing_and_nothing_else(
     assert operators(forward) == names
 
 
-def test_a_library_that_brings_its_outputs_costs_no_allocation(warm, plain_backend_cls):
+def test_a_library_that_brings_its_outputs_costs_no_allocation(
+    operators, warm, plain_backend_cls
+):
     builder, step = warm(needs_lse=True)
     mine = torch.ones(4, 2, 512, dtype=torch.bfloat16), torch.ones(4, 2)
 

@@ -5,32 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from aiter_steps import Step, device_of, problem_of
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mla_decode_rocm_aiter import backend
 
 
-class Operators(TorchDispatchMode):
-    """Names of the operators that reach the dispatcher."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        del types
-        self.names.append(str(func.overloadpacket).rpartition(".")[2])
-        return func(*args, **(kwargs or {}))
-
-
-def operators(call):
-    with Operators() as seen:
-        call()
-    return seen.names
-
-
 @pytest.mark.parametrize("graphs", [False, True])
-def test_a_build_cuts_no_buffer_twice(graphs):
+def test_a_build_cuts_no_buffer_twice(operators, graphs):
     problem = problem_of(16, 4, graphs=graphs)
     builder = backend.builder_cls(problem, device_of())
     builder.library = replace(builder.library, build_metadata=lambda *_, **__: None)
@@ -52,7 +32,7 @@ def test_a_build_cuts_no_buffer_twice(graphs):
 
 
 @pytest.mark.parametrize("needs_lse", [False, True])
-def test_a_forward_fixes_each_output_with_one_kernel(needs_lse):
+def test_a_forward_fixes_each_output_with_one_kernel(operators, needs_lse):
     problem = problem_of(16, 4, needs_lse=needs_lse)
     builder = backend.builder_cls(problem, device_of())
     step = Step(problem, device_of(), [40, 9])

@@ -1,31 +1,11 @@
 """What a lowering asks of torch beyond its inner backend: operators counted."""
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mla_decode import DecodeProblem, Mask
 
 
-class Operators(TorchDispatchMode):
-    """Names of the operators that reach the dispatcher."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        del types
-        self.names.append(str(func.overloadpacket).removeprefix("aten."))
-        return func(*args, **(kwargs or {}))
-
-
-def operators(call):
-    with Operators() as seen:
-        call()
-    return seen.names
-
-
-def test_a_fold_adds_three_views(narrow, decoder, batch_of):
+def test_a_fold_adds_three_views(operators, narrow, decoder, batch_of):
     problem = DecodeProblem(
         num_q_heads=4,
         q_dtype="fp32",
