@@ -69,6 +69,10 @@ MACHINES = (
     DeviceInfo.assume("cpu"),
 )
 MARKER = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
+IN_A_CLONE = (
+    "*Tables of this page are made when the site is built: "
+    "`nox -s docs -- serve` shows them.*\n\n"
+)
 
 OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([\w./-]+)\)")
 
@@ -87,9 +91,11 @@ def on_config(config: Any) -> Any:
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Fill in what comes from the code; name files outside the site by their path.
 
-    On GitHub such links work, in the site they would lead nowhere.
+    On GitHub such links work, in the site they would lead nowhere; the note to those
+    who read a page in a clone is left out.
     """
-    filled = MARKER.sub(lambda found: PARTS[found[1]](), markdown)
+    told = markdown.replace(IN_A_CLONE, "")
+    filled = MARKER.sub(lambda found: PARTS[found[1]](), told)
     if "/" in page.file.src_uri:
         return filled  # one folder down, such links stay inside the site
     return OUTSIDE.sub(r"\1 (`\2`)", filled)
