@@ -110,3 +110,29 @@ def test_an_end_in_place_of_a_refusal_is_one_failed_case(name):
     assert ended.failure.signal == signal
     assert words in ended.failure.message
     assert other.outcome is Outcome.PASSED
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "said"),
+    [
+        ("mask_ignored", "mask.causal.block_3", "it is the non_causal mask's answer"),
+        (
+            "mask_always_causal",
+            "mask.non_causal.block_3",
+            "it is the causal mask's answer",
+        ),
+        ("mask_off_by_one", "mask.causal.block_3", None),
+        ("lse_log2", "lse.natural_log", "it is the base-2 logarithm"),
+        ("lse_negated", "lse.natural_log", None),
+    ],
+)
+def test_a_wrong_value_is_known_again_where_it_is_a_usual_one(name, case, said):
+    target = Target(
+        backend="reference", device=DeviceInfo.assume("cpu"), mutant=name, seed=0
+    )
+    failure = run_case(case, MUTANTS[name].apply(ReferenceBackend()), target).failure
+    assert failure.kind is FailureKind.VALUE
+    if said is None:
+        assert "; it is" not in failure.message
+    else:
+        assert failure.message.endswith(said) or f"{said}:" in failure.message

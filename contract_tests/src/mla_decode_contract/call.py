@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,8 @@ from mla_decode_contract.scene import poison
 from mla_decode_contract.violations import ValueViolation, require
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from mla_decode.builder import MLADecodeMetadataBuilder
@@ -163,12 +166,14 @@ def check(
     )
     empty = lse64 == -torch.inf
     check_empty(result, empty, label)
-    error = (result.out.cpu().double() - out64).abs().amax(-1)
+    found = result.out.cpu().double()
+    unit = out_units(out_ref, out64, torch.finfo(dtype).eps)[~empty]
     _measure(
         scene,
         f"{label}out",
-        error[~empty],
-        out_units(out_ref, out64, torch.finfo(dtype).eps)[~empty],
+        (found - out64).abs().amax(-1)[~empty],
+        unit,
+        hint=partial(other_mask, scene, found, unit, empty) if truth is None else str,
     )
     if scene.problem.needs_lse:
         if result.lse is None:
@@ -185,8 +190,28 @@ def check(
             f"{label}lse",
             lse_error,
             lse_units(lse_ref, lse64)[~empty],
-            hint=other_base(result.lse.cpu().double()[~empty], lse64[~empty]),
+            hint=partial(other_base, result.lse.cpu().double()[~empty], lse64[~empty]),
         )
+
+
+def other_mask(scene: Scene, found: Tensor, unit: Tensor, empty: Tensor) -> str:
+    """What to say of outputs that the other mask would have given; else nothing.
+
+    Args:
+        scene: What was asked.
+        found: What came, float64 [T, H, 512] on the CPU.
+        unit: Of each row with keys.
+        empty: bool [T, H]: rows without a key.
+    """
+    blocks = zip(scene.block_lens, scene.seq_lens, strict=False)
+    if any(0 < seq_len < block for block, seq_len in blocks):
+        return ""  # under the causal mask such a request is no request
+    other, _ = scene.truth(causal=not scene.causal)
+    error = (found - other).abs().amax(-1)[~empty]
+    if not bool((error <= unit * scene.ctx.budget_units).all()):
+        return ""
+    mask = Mask.NON_CAUSAL if scene.causal else Mask.CAUSAL
+    return f"; it is the {mask.value} mask's answer"
 
 
 def other_base(found: Tensor, right: Tensor) -> str:
@@ -237,8 +262,14 @@ def units_apart(scene: Scene, left: Tensor, right: Tensor) -> float:
 
 
 def _measure(
-    scene: Scene, quantity: str, error: Tensor, unit: Tensor, hint: str = ""
+    scene: Scene,
+    quantity: str,
+    error: Tensor,
+    unit: Tensor,
+    *,
+    hint: Callable[[], str],
 ) -> None:
+    """Record the worst row; where one is outside the budget, ask for a hint."""
     if error.numel() == 0:
         return
     ctx = scene.ctx
@@ -264,7 +295,7 @@ def _measure(
         raise ValueViolation(
             f"{quantity}: {wrong} of {ratio.numel()} rows are wrong; the worst by "
             f"{measurement.error:.3g}, {measurement.units:.3g} units of the dtype's "
-            f"own rounding (budget {measurement.budget:g}){hint}"
+            f"own rounding (budget {measurement.budget:g}){hint()}"
         )
 
 

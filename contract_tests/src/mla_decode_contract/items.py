@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mla_decode_contract.outcome import Outcome
+from mla_decode_contract.outcome import FailureKind, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,8 +24,9 @@ PROPERTY = "mla_decode_contract"
 class CaseFailed(Exception):  # noqa: N818 - pytest shows the name
     """A case failed; the result says how."""
 
-    def __init__(self, result: CaseResult, command: str) -> None:
+    def __init__(self, case: Case, result: CaseResult, command: str) -> None:
         super().__init__(result.case)
+        self.case = case
         self.result = result
         self.command = command
 
@@ -33,8 +34,9 @@ class CaseFailed(Exception):  # noqa: N818 - pytest shows the name
         failure = self.result.failure
         if failure is None:
             return self.result.case
-        lines = [f"[{failure.kind}] {failure.message}"]
-        if failure.detail:
+        lines = [f"demands: {self.case.purpose}", f"[{failure.kind}] {failure.message}"]
+        # Below a wrong value lies the kit alone; the report keeps its frames.
+        if failure.detail and failure.kind is not FailureKind.VALUE:
             lines.append(failure.detail.rstrip())
         return "\n".join([*lines, f"repeat: {self.command}"])
 
@@ -76,7 +78,7 @@ class CaseItem(pytest.Item):
         result = self.run.outcome_of(self.case)
         self.user_properties.append((PROPERTY, json.dumps(result.as_dict())))
         if result.outcome is Outcome.FAILED:
-            failed = CaseFailed(result, self.run.command(self.case.id))
+            failed = CaseFailed(self.case, result, self.run.command(self.case.id))
             if self.case.is_provisional(self.run.contract):
                 pytest.xfail(f"provisional: {failed}")
             raise failed
