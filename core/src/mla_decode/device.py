@@ -107,7 +107,8 @@ def vendor_of(arch: str) -> str:
         "The architecture name has no known form.",
         got=repr(arch),
         allowed="cpu, sm_NN (sm_90), gfxNNN (gfx942)",
-        fix="use the vendor's own name for the architecture",
+        fix="use the vendor's name of the architecture: gfx942 is MI300X, gfx950 MI355X, "
+        "sm_90 H100 and H200, sm_100 B200",
     )
 
 
