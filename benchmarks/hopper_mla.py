@@ -14,11 +14,15 @@ are measured in the same process, interleaved, so that runs of any length on any
 of machines add up to one table. Method: pages drawn at random from a pool far larger
 than the second-level cache, that cache evicted before every repetition, CUDA graph
 replay, events, medians. Uniform batches are timed without the work table (one a step,
-for all layers), ragged ones with the schedule of both sides.
+for all layers), ragged ones with the schedule of each side, but for FlashInfer's: its
+`plan` is 1.5 ms on the host and cannot be captured, so it is not timed, in its favour.
 
 Peers are taken where they can be imported: FlashMLA and FlashAttention-3 from the
 members `vllm/_flashmla_C.abi3.so`, `vllm/third_party/flashmla` and `vllm/vllm_flash_attn`
-of a vLLM wheel, on `PYTHONPATH`. A peer that is missing is left out, and said so.
+of a vLLM wheel, on `PYTHONPATH`; FlashInfer's fa3 from `flashinfer-python` 0.7.4, whose
+kernel is built at first use (nvcc, ninja) or lies in `flashinfer/data/aot`.
+`FLASHINFER_DISABLE_JIT=1` forbids the build. A peer that is missing is left out, and
+said so.
 """
 
 from __future__ import annotations
