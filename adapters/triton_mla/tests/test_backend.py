@@ -14,7 +14,7 @@ from mla_decode import (
     DeviceInfo,
     Mask,
 )
-from mla_decode_triton import backend
+from mla_decode_triton import TritonMLABackend, backend, chosen_backend
 from mla_decode_triton.tiles import ARCH_TILES
 
 GFX942, SM_90 = DeviceInfo.assume("gfx942"), DeviceInfo.assume("sm_90")
@@ -93,7 +93,7 @@ def test_a_builder_made_by_hand_refuses_with_the_same_reasons():
 
 
 def test_a_missing_triton_is_one_more_reason_on_real_devices(monkeypatch):
-    module = sys.modules[type(backend).__module__]
+    module = sys.modules[TritonMLABackend.__module__]
     monkeypatch.setattr(module, "find_spec", lambda _: None)
     real = DeviceInfo(vendor="cuda", arch="sm_90")
     assert codes(real, page_size=256) == ["page_size", "dependency"]
@@ -106,7 +106,8 @@ def test_says_what_ran_where():
     assert backend.evidence(SM_90) == "interpreted"
     assert "never on AMD" in backend.evidence(GFX942)
     assert "never on AMD" in backend.evidence(DeviceInfo(vendor="rocm", arch="gfx942"))
-    assert backend.evidence(DeviceInfo(vendor="cuda", arch="sm_90")) == "hardware"
+    card = DeviceInfo(vendor="cuda", arch="sm_90")
+    assert chosen_backend("portable").evidence(card) == "hardware"
     assert backend.prepare_assumed(GFX942) == "interpreted"
     with pytest.raises(ArgumentError, match="gfx90a"):
         backend.prepare_assumed(DeviceInfo.assume("gfx90a"))

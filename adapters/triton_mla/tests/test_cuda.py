@@ -1,4 +1,4 @@
-"""On an NVIDIA GPU: values on a grid, graphs, alignment, other devices' limits."""
+"""The portable kernel on an NVIDIA GPU: values on a grid, graphs, alignment, limits."""
 
 import itertools
 
@@ -7,8 +7,9 @@ import torch
 from triton_steps import make_step, relative_error
 
 from mla_decode import DecodeProblem, Mask, detect_device
-from mla_decode_triton import backend
+from mla_decode_triton import chosen_backend
 
+backend = chosen_backend("portable")
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
@@ -39,7 +40,7 @@ def ragged(query_len, seed):
 def check(step, builder):
     builder.partial_out.fill_(torch.nan)
     builder.partial_lse.fill_(torch.nan)
-    out, lse = step.run(builder)
+    out, lse = step.run(builder, by=backend)
     truth, true_lse = step.oracle()
     query_len = builder._decode_query_len
     for request, seq_len in enumerate(step.common.seq_lens.tolist()):
@@ -175,7 +176,7 @@ def test_reads_pages_past_two_to_the_31_elements():
     fields = {n: getattr(small.common, n) for n in type(small.common).__slots__}
     far = type(small.common)(**fields | {"block_table_tensor": table})
     builder = backend.builder_cls(problem, device)
-    near = small.run(builder).out
+    near = small.run(builder, by=backend).out
     out = backend.forward(
         small.q, cache, builder.build(far), softmax_scale=192**-0.5
     ).out

@@ -38,8 +38,8 @@ class Step:
             kv_scale=1.0 if self.kv_scale is None else KV_SCALE,
         )
 
-    def run(self, builder, **kwargs):
-        return backend.forward(
+    def run(self, builder, by=backend, **kwargs):
+        return by.forward(
             self.q,
             self.kv_cache,
             builder.build(self.common),

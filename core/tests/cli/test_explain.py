@@ -194,6 +194,33 @@ def test_the_tree_shows_pad_rows(capsys, monkeypatch, candidates, narrow_backend
     assert "1 pad row(s) a request" in out
 
 
+def test_a_backend_may_say_of_each_problem_that_it_serves_how_it_does(
+    capsys, monkeypatch, candidates, narrow_backend
+):
+    class Noting(type(narrow_backend)):
+        def notes(self, problem, device):
+            yield f"[{device.arch}] {problem.num_q_heads} x {problem.max_query_len}"
+            yield "one kernel"
+
+    candidates(Noting())
+    asked = ("explain", "--arch", "cpu", "--num-heads", "4", "--backend", "narrow")
+    code, out, _ = run(capsys, monkeypatch, *asked)
+    assert code == 0
+    assert "[cpu] 4 x 1" in out
+    assert "one kernel" in out
+    lowered = (
+        *(*asked, "--query-len", "4", "--non-causal"),
+        *("--lowering", "exact", "--json"),
+    )
+    _, out, _ = run(capsys, monkeypatch, *lowered)
+    selected = json.loads(out)["selected"]
+    assert selected["lowering"]["kind"] == "fold"
+    assert selected["notes"] == ["[cpu] 16 x 1", "one kernel"]
+    candidates(narrow_backend)
+    _, out, _ = run(capsys, monkeypatch, *lowered)
+    assert json.loads(out)["selected"]["notes"] == []
+
+
 @pytest.fixture
 def narrow_backend():
     from dataclasses import replace

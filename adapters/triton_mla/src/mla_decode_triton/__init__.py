@@ -1,4 +1,4 @@
-"""Triton MLA decode behind the mla-decode contract: portable, and for Hopper on request."""
+"""Triton MLA decode behind the mla-decode contract: portable, and for Hopper."""
 
 from mla_decode_triton.backend import TritonMLABackend
 from mla_decode_triton.kernel_choice import chosen_backend

@@ -56,7 +56,8 @@ class TritonMLABackend(BackendBase):
         return TritonMLAMetadataBuilder
 
     @cached_property
-    def _decode(self) -> Callable[[CheckedCall], None]:
+    def decode(self) -> Callable[[CheckedCall], None]:
+        """Fill the outputs of a checked call of its own builder's."""
         from mla_decode_triton.forward import decode  # noqa: PLC0415 - as above
 
         return decode
@@ -144,4 +145,4 @@ class TritonMLABackend(BackendBase):
         return ("decode_kernel", "merge_kernel")[:launches]
 
     def _forward(self, call: CheckedCall) -> None:
-        self._decode(call)
+        self.decode(call)

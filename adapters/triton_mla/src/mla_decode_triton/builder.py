@@ -38,6 +38,8 @@ class TritonMLAMetadata(DecodeMetadata):
         launches = 1 if step.merge is None else 2
         return StepFacts(
             kernels=("decode_kernel", "merge_kernel")[:launches],
+            path="portable kernel" if builder.passed_over else "",
+            downgrades=builder.passed_over,
             num_q_heads=builder.problem.num_q_heads,
             query_len=self.query_len,
             max_splits=step.num_splits,
@@ -58,6 +60,8 @@ class TritonMLAMetadataBuilder(MLADecodeMetadataBuilder):
     graph_support = GraphSupport.UNIFORM_BATCH
     supports_non_causal_multi_token_decode = True
     supports_non_causal_multi_token_dcp = True
+    passed_over: tuple[str, ...] = ()
+    """Why a kernel of the card's own does not serve, where one was asked first."""
 
     def __init__(
         self,

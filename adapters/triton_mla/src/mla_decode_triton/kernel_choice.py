@@ -1,10 +1,11 @@
-"""Which of the two kernels serves: the portable one, or on request the Hopper one."""
+"""Which of the two kernels serves: one for all problems, or for each the one that can."""
 
 from __future__ import annotations
 
 import os
 
 from mla_decode.errors import ArgumentError
+from mla_decode_triton.auto import AutoTritonBackend
 from mla_decode_triton.backend import TritonMLABackend
 from mla_decode_triton.hopper.backend import HopperMLABackend
 
@@ -14,22 +15,25 @@ VARIABLE = "MLA_DECODE_TRITON_KERNEL"
 BACKENDS: dict[str, type[TritonMLABackend]] = {
     "portable": TritonMLABackend,
     "hopper": HopperMLABackend,
+    "auto": AutoTritonBackend,
 }
-"""The first is the default, on Hopper too: the other one has never been timed."""
+DEFAULT_KERNEL = "portable"
+"""Where nothing is said, on Hopper too: the other one has never been timed."""
 
 
 def chosen_backend(kernel: str | None = None) -> TritonMLABackend:
-    """The backend over one of the kernels.
+    """The backend over one of the kernels, or over both.
 
     Args:
-        kernel: ``portable`` or ``hopper``; None: what the environment says, and the
-            portable one where it says nothing.
+        kernel: ``portable``, ``hopper``, or ``auto``: the Hopper one wherever it
+            serves, the portable one elsewhere. None: what the environment says, and
+            `DEFAULT_KERNEL` where it says nothing.
 
     Raises:
         ArgumentError: No kernel has that name.
     """
     if kernel is None:
-        kernel = os.environ.get(VARIABLE, "").strip() or next(iter(BACKENDS))
+        kernel = os.environ.get(VARIABLE, "").strip() or DEFAULT_KERNEL
     made = BACKENDS.get(kernel)
     if made is None:
         raise ArgumentError(

@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib import metadata
+from types import SimpleNamespace
 
 import hopper_simulator
 import pytest
@@ -13,7 +15,11 @@ from hopper_simulated import merge_pieces
 from triton_steps import SCALE, make_step, relative_error
 
 from mla_decode import ArgumentError, BackendRefused, DecodeProblem, DeviceInfo, Mask
+from mla_decode.workspace import core_bytes, held_bytes
 from mla_decode_triton import TritonMLABackend, chosen_backend
+from mla_decode_triton.hopper import grid
+from mla_decode_triton.hopper.grid import WorkspaceSize, count_multiprocessors
+from mla_decode_triton.kernel_choice import BACKENDS, DEFAULT_KERNEL
 
 SM_90 = DeviceInfo.assume("sm_90")
 CARD = DeviceInfo(vendor="cuda", arch="sm_90")
@@ -29,43 +35,43 @@ def codes(device=SM_90, **fields):
     return [str(r.code) for r in hopper.refusals(problem_of(**fields), device)]
 
 
-def test_the_portable_kernel_is_the_default():
+def test_all_of_them_have_one_name_and_the_portable_one_is_plain():
     assert type(chosen_backend("portable")) is TritonMLABackend
-    assert hopper.name == chosen_backend("portable").name
+    assert {chosen_backend(kernel).name for kernel in BACKENDS} == {"triton_mla"}
 
 
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [("", TritonMLABackend), ("portable", TritonMLABackend), ("hopper", type(hopper))],
-)
-def test_the_environment_chooses(monkeypatch, value, kind):
+@pytest.mark.parametrize("value", ["", "portable", "hopper", " auto "])
+def test_the_environment_chooses(monkeypatch, value):
     monkeypatch.setenv("MLA_DECODE_TRITON_KERNEL", value)
-    assert type(chosen_backend()) is kind
+    assert type(chosen_backend()) is BACKENDS[value.strip() or DEFAULT_KERNEL]
 
 
 def test_refuses_a_kernel_of_another_name(monkeypatch):
     monkeypatch.setenv("MLA_DECODE_TRITON_KERNEL", "fastest")
-    with pytest.raises(ArgumentError, match="portable, hopper"):
+    with pytest.raises(ArgumentError, match="portable, hopper, auto"):
         chosen_backend()
 
 
-def test_importing_and_asking_it_loads_no_triton():
+@pytest.mark.parametrize("kernel", ["hopper", "auto"])
+def test_importing_and_asking_it_loads_no_triton(kernel):
     script = (
         "import sys\n"
         "from mla_decode import DecodeProblem, DeviceInfo\n"
         "from mla_decode_triton import backend\n"
         "problem = DecodeProblem(num_q_heads=16)\n"
-        "backend.refusals(problem, DeviceInfo.assume('sm_90'))\n"
-        "print(type(backend).__name__, 'triton' in sys.modules)\n"
+        "device = DeviceInfo.assume('sm_90')\n"
+        "backend.refusals(problem, device), backend.cost(problem, device)\n"
+        "gpu = 'torch' in sys.modules and sys.modules['torch'].cuda.is_initialized()\n"
+        "print(type(backend).__name__, 'triton' in sys.modules, gpu)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        env={**os.environ, "MLA_DECODE_TRITON_KERNEL": "hopper"},
+        env={**os.environ, "MLA_DECODE_TRITON_KERNEL": kernel},
         check=True,
     )
-    assert done.stdout == "HopperMLABackend False\n"
+    assert done.stdout == f"{BACKENDS[kernel].__name__} False False\n"
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 64, 128])
@@ -131,10 +137,40 @@ def test_the_workspace_is_as_large_as_the_cost_says(query_lens):
     from mla_decode_triton.hopper.launch import Workspace
 
     problem = problem_of(query_lens=frozenset(query_lens))
-    held = Workspace.allocate(workspace_size(problem), torch.device("cpu"))
+    held = Workspace.allocate(workspace_size(problem, SM_90), torch.device("cpu"))
     tensors = held.schedule, held.scratch, held.partial_out, held.partial_lse
     num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
     assert hopper.cost(problem, SM_90).workspace_bytes == num_bytes
+
+
+def test_a_card_is_asked_for_its_multiprocessors(monkeypatch):
+    asked = []
+
+    def properties(index):
+        asked.append(index)
+        return SimpleNamespace(multi_processor_count=114)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    card = DeviceInfo(vendor="cuda", arch="sm_90", index=63)  # no other test's
+    problem = problem_of(query_lens=frozenset({4}))
+    assert count_multiprocessors(SM_90) == 132
+    assert hopper.cost(problem, card) == replace(
+        hopper.cost(problem, SM_90),
+        workspace_bytes=WorkspaceSize.of([64], problem.max_num_reqs, 114).num_bytes,
+    )
+    assert count_multiprocessors(card) == 114
+    assert asked == [63]
+
+
+def test_a_builder_and_its_steps_are_laid_over_as_many_as_the_cost_counts(monkeypatch):
+    pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
+    monkeypatch.setattr(grid, "H200_MULTIPROCESSORS", 78)
+    problem = problem_of(query_lens=frozenset({1, 4}))
+    builder = hopper.builder_cls(problem, SM_90)
+    assert {step.multiprocessors for step in builder.steps.values()} == {78}
+    held = held_bytes(builder) - core_bytes(problem, joins=False)
+    assert held == hopper.workspace_bytes(problem, SM_90)
 
 
 def test_steps_share_one_workspace_that_each_fits():
@@ -206,28 +242,38 @@ class TorchMerge:
 
 
 @pytest.mark.parametrize(
-    ("num_q_heads", "query_len", "kv_dtype", "causal", "out_dtype"),
+    ("kernel", "num_q_heads", "query_len", "kv_dtype", "causal", "out_dtype"),
     [
-        (16, 1, "bf16", True, "bf16"),
-        (5, 3, "fp8", True, "bf16"),
-        (12, 4, "bf16", False, "fp32"),
+        ("hopper", 16, 1, "bf16", True, "bf16"),
+        ("auto", 5, 3, "fp8", True, "bf16"),
+        ("hopper", 12, 4, "bf16", False, "fp32"),
     ],
 )
 def test_decodes_through_the_contract(
-    monkeypatch, plan_kernel, num_q_heads, query_len, kv_dtype, causal, out_dtype
+    monkeypatch,
+    plan_kernel,
+    kernel,
+    num_q_heads,
+    query_len,
+    kv_dtype,
+    causal,
+    out_dtype,
 ):
     pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
-    from mla_decode_triton.hopper import asym, backend, builder, launch, swap, swap_fp8
+    from mla_decode_triton import auto, auto_builder
+    from mla_decode_triton.hopper import asym, builder, launch, swap, swap_fp8
 
     modules = {"asym": asym, "swap": swap, "swap_fp8": swap_fp8}
     for name, module in modules.items():
-        kernel = Simulated(module, f"{name}_kernel")
-        monkeypatch.setattr(launch, f"{name}_kernel", kernel)
+        simulated = Simulated(module, f"{name}_kernel")
+        monkeypatch.setattr(launch, f"{name}_kernel", simulated)
     monkeypatch.setattr(launch, "plan_kernel", plan_kernel)
     monkeypatch.setattr(launch, "merge_kernel", TorchMerge())
     monkeypatch.setattr(builder, "on_device", nullcontext)
-    monkeypatch.setattr(backend, "MULTIPROCESSORS", 3)
-    monkeypatch.setattr(builder, "MULTIPROCESSORS", 3)
+    monkeypatch.setattr(grid, "H200_MULTIPROCESSORS", 3)
+    on_a_card = auto.Choice(backend=auto.HOPPER, reasons=())
+    monkeypatch.setattr(auto_builder, "choose", lambda *_: on_a_card)
+    backend = chosen_backend(kernel)
     problem = problem_of(
         num_q_heads=num_q_heads,
         page_size=32,
@@ -247,10 +293,10 @@ def test_decodes_through_the_contract(
         causal=causal,
         stride=32 * 576 + 64,
     )
-    made = hopper.builder_cls(problem, SM_90)
+    made = backend.builder_cls(problem, SM_90)
     for q in (step.q, torch.cat([step.q] * 2, 1)[:, :num_q_heads]):
         metadata = made.build(step.common)
-        out, lse = hopper.forward(
+        out, lse = backend.forward(
             q, step.kv_cache, metadata, softmax_scale=SCALE, kv_scale=step.kv_scale
         )
         out_truth, lse_truth = step.oracle()

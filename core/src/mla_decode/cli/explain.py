@@ -131,6 +131,22 @@ def reasons(found: Survey) -> dict[str, tuple[Refusal, ...]]:
     return refused
 
 
+def notes(chosen: Selection, device: DeviceInfo) -> list[str]:
+    """What the backend says of what it will run, a line each.
+
+    An adapter with several kernels says which of them serves, and why no other, by an
+    optional method ``notes(problem, device)``. It is asked of what its builders serve.
+    """
+    asked: Any = getattr(chosen.backend, "notes", None)
+    if asked is None:
+        return []
+    plan = chosen.plan
+    served = dict.fromkeys(block.rewrite.lowered for block in plan.blocks)
+    problems = (plan.problem,) if plan.kind == "native" else tuple(served)
+    found = (note for problem in problems for note in asked(problem, device))
+    return list(dict.fromkeys(found))
+
+
 def as_dict(
     problem: DecodeProblem, device: DeviceInfo, found: Survey
 ) -> dict[str, Any]:
@@ -144,6 +160,7 @@ def as_dict(
         else {
             "backend": chosen.backend.name,
             "evidence": chosen.backend.evidence(device),
+            "notes": notes(chosen, device),
             "lowering": chosen.plan.as_dict(),
         },
         "refused": [
@@ -186,6 +203,8 @@ def _add_selection(
         f"{plan.cost.kv_walks} KV walk(s) a call)"
     )
     branch.add(f"evidence: {escape(chosen.backend.evidence(device))}")
+    for note in notes(chosen, device):
+        branch.add(escape(note))
     if plan.pad_rows:
         branch.add(f"{plan.pad_rows} pad row(s) a request")
 

@@ -9,8 +9,13 @@ from mla_decode.backend import Cost
 from mla_decode.errors import ArgumentError
 from mla_decode_triton.backend import TritonAnswers, TritonMLABackend
 from mla_decode_triton.hopper.capability import ARCH, CAPABILITY, hopper_refusals
-from mla_decode_triton.hopper.grid import WorkspaceSize, choose_grid
-from mla_decode_triton.tiles import ARCH_TILES
+from mla_decode_triton.hopper.grid import (
+    WorkspaceSize,
+    count_multiprocessors,
+    count_row_tiles,
+    is_swapped,
+    rows_of_program,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +27,8 @@ if TYPE_CHECKING:
     from mla_decode.problem import DecodeProblem
     from mla_decode.refusal import Refusal
 
-MULTIPROCESSORS = ARCH_TILES[ARCH].num_units
-"""Of an H100 SXM and an H200: one program each; others serve more than one."""
+EVIDENCE = "never timed"
+"""What is to be known of the kernel beside where it ran."""
 KERNELS = {
     "many": ("asym_kernel", "merge_kernel"),
     "few": ("swap_kernel", "merge_kernel"),
@@ -31,21 +36,21 @@ KERNELS = {
 }
 
 
-def workspace_size(problem: DecodeProblem) -> WorkspaceSize:
-    """What the steps of a problem's builder share."""
+def workspace_size(problem: DecodeProblem, device: DeviceInfo) -> WorkspaceSize:
+    """What the steps of a problem's builder share on a device."""
     return WorkspaceSize.of(
         [query_len * problem.num_q_heads for query_len in problem.query_lens],
         problem.max_num_reqs,
-        MULTIPROCESSORS,
+        count_multiprocessors(device),
     )
 
 
 def kernels_of(problem: DecodeProblem, query_len: int) -> tuple[str, ...]:
     """The device kernels of one forward, as a profiler prints them."""
-    grid = choose_grid(query_len * problem.num_q_heads, MULTIPROCESSORS)
     if problem.kv_dtype == "fp8":
         return KERNELS["fp8"]
-    return KERNELS["few" if grid.swapped else "many"]
+    few = is_swapped(query_len * problem.num_q_heads)
+    return KERNELS["few" if few else "many"]
 
 
 def uninterpretable(device: DeviceInfo) -> ArgumentError:
@@ -66,7 +71,7 @@ class HopperAnswers(TritonAnswers):
     ) -> int | None:
         """A walk for each tile of rows."""
         del problem, mask
-        return choose_grid(query_len * num_q_heads, MULTIPROCESSORS).row_tiles
+        return count_row_tiles(query_len * num_q_heads)
 
 
 class HopperMLABackend(TritonMLABackend):
@@ -84,7 +89,8 @@ class HopperMLABackend(TritonMLABackend):
         return HopperMetadataBuilder
 
     @cached_property
-    def _decode(self) -> Callable[[CheckedCall], None]:
+    def decode(self) -> Callable[[CheckedCall], None]:
+        """Fill the outputs of a checked call of its own builder's."""
         from mla_decode_triton.hopper.builder import decode  # noqa: PLC0415 - as above
 
         return decode
@@ -99,13 +105,13 @@ class HopperMLABackend(TritonMLABackend):
 
     def cost(self, problem: DecodeProblem, device: DeviceInfo) -> Cost:
         """A walk for each tile of rows, read from memory once; always two launches."""
-        del device
-        grid = choose_grid(problem.max_query_len * problem.num_q_heads, MULTIPROCESSORS)
+        num_rows = problem.max_query_len * problem.num_q_heads
+        row_tiles = count_row_tiles(num_rows)
         return Cost(
-            kv_walks=grid.row_tiles,
-            rows=grid.row_tiles * grid.rows,
+            kv_walks=row_tiles,
+            rows=row_tiles * rows_of_program(num_rows),
             launches=2,
-            workspace_bytes=workspace_size(problem).num_bytes,
+            workspace_bytes=workspace_size(problem, device).num_bytes,
         )
 
     def answers(self, device: DeviceInfo) -> HopperAnswers:
@@ -115,7 +121,7 @@ class HopperMLABackend(TritonMLABackend):
     def evidence(self, device: DeviceInfo) -> str:
         """Which kernel it is, and how little is known of it."""
         where = "simulated" if device.assumed else "hardware"
-        return f"{where}, the Hopper kernel on request, never timed"
+        return f"{where}, the Hopper kernel on request, {EVIDENCE}"
 
     def prepare_assumed(self, device: DeviceInfo) -> str:
         """Refuse: Gluon has no interpreter.

@@ -15,12 +15,12 @@ from mla_decode.mask import Mask
 from mla_decode.metadata import DecodeMetadata, StepFacts
 from mla_decode.problem import LATENT_WIDTH, ROW_WIDTH
 from mla_decode_triton.hopper.backend import (
-    MULTIPROCESSORS,
     kernels_of,
     uninterpretable,
     workspace_size,
 )
 from mla_decode_triton.hopper.capability import hopper_refusals
+from mla_decode_triton.hopper.grid import count_multiprocessors
 from mla_decode_triton.hopper.launch import HopperStep, Workspace, is_regular
 
 if TYPE_CHECKING:
@@ -82,13 +82,14 @@ class HopperMetadataBuilder(MLADecodeMetadataBuilder):
                 "The Hopper kernel of triton_mla cannot serve this problem.",
                 {"triton_mla": reasons},
             )
-        workspace = Workspace.allocate(workspace_size(problem), self.device)
+        size = workspace_size(problem, self.device_info)
+        workspace = Workspace.allocate(size, self.device)
         self.steps = {
             query_len: HopperStep(
                 max_num_reqs=problem.max_num_reqs,
                 query_len=query_len,
                 num_heads=problem.num_q_heads,
-                multiprocessors=MULTIPROCESSORS,
+                multiprocessors=count_multiprocessors(self.device_info),
                 workspace=workspace,
             )
             for query_len in problem.query_lens

@@ -57,9 +57,19 @@ CAPABILITY = Capability(
 def hopper_refusals(problem: DecodeProblem, device: DeviceInfo) -> list[Refusal]:
     """Every reason why the Hopper kernel does not serve a problem on a device.
 
-    Asking imports no Triton: its release is read from its distribution's metadata.
+    An assumed device asks for no Triton.
     """
+    reasons = problem_refusals(problem, device)
+    if device.arch == ARCH and not device.assumed:
+        reasons += triton_refusals()
+    return reasons
+
+
+def problem_refusals(problem: DecodeProblem, device: DeviceInfo) -> list[Refusal]:
+    """The reasons that lie in the problem and the architecture, whatever is installed."""
     reasons = CAPABILITY.refusals(problem, device)
+    if device.arch != ARCH:
+        return reasons
     rows = problem.max_query_len * problem.num_q_heads
     if problem.kv_dtype == "fp8" and rows > MAX_FP8_ROWS:
         reasons.append(
@@ -82,13 +92,14 @@ def hopper_refusals(problem: DecodeProblem, device: DeviceInfo) -> list[Refusal]
                 fix="pad the pages, or use the portable kernel",
             )
         )
-    if not device.assumed:
-        reasons += _triton_refusals()
     return reasons
 
 
-def _triton_refusals() -> list[Refusal]:
-    """A Triton that is missing or older than the kernel."""
+def triton_refusals() -> list[Refusal]:
+    """A Triton that is missing or older than the kernel.
+
+    Asking imports none: the release is read from its distribution's metadata.
+    """
     try:
         version = importlib_metadata.version("triton")
     except importlib_metadata.PackageNotFoundError:

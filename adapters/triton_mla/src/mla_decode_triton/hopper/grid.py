@@ -1,8 +1,9 @@
-"""How a step is laid over the device, and the memory that takes: no torch, no Triton."""
+"""How a step is laid over the device, and the memory that takes: loads no Triton."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from mla_decode.problem import LATENT_WIDTH
@@ -10,6 +11,10 @@ from mla_decode.problem import LATENT_WIDTH
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from mla_decode.device import DeviceInfo
+
+H200_MULTIPROCESSORS = 132
+"""Of an H100 SXM too; an H100 PCIe has 114, an H20 78."""
 _HEADER = 8
 _INT32_BYTES = _FLOAT32_BYTES = 4
 
@@ -27,7 +32,7 @@ class Grid:
     @property
     def swapped(self) -> bool:
         """Whether the variant for few rows serves it."""
-        return self.rows < 64
+        return is_swapped(self.rows)
 
     @property
     def block_parts(self) -> int:
@@ -48,16 +53,52 @@ class Grid:
         return 2 * self.parts * num_rows
 
 
+def count_multiprocessors(device: DeviceInfo) -> int:
+    """Multiprocessors of a device; an H200's where there is no GPU to ask."""
+    if device.assumed or not _gpu_is_present():
+        return H200_MULTIPROCESSORS
+    return _count_multiprocessors(device.index)
+
+
+def _gpu_is_present() -> bool:
+    import torch  # noqa: PLC0415 - torch stays out of discovery
+
+    return torch.cuda.is_available()
+
+
+@cache
+def _count_multiprocessors(index: int) -> int:
+    import torch  # noqa: PLC0415 - as above
+
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+def rows_of_program(num_rows: int) -> int:
+    """Query rows of one program where a request has `num_rows`: 16, 32 or 64."""
+    return 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+
+
+def is_swapped(num_rows: int) -> bool:
+    """Whether the variant for few rows serves so many (Q * H of a request)."""
+    return rows_of_program(num_rows) < 64
+
+
+def count_row_tiles(num_rows: int) -> int:
+    """Programs that share a request's rows; each walks the keys once."""
+    return -(-num_rows // rows_of_program(num_rows))
+
+
 def choose_grid(num_rows: int, multiprocessors: int) -> Grid:
     """Lay `num_rows` rows a request over one program a multiprocessor.
 
     Row tiles of the same part are neighbours in the grid: they read the same pages at
     the same time, once from memory and then from the second-level cache.
     """
-    rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
-    row_tiles = -(-num_rows // rows)
+    row_tiles = count_row_tiles(num_rows)
     return Grid(
-        rows=rows, row_tiles=row_tiles, parts=max(1, multiprocessors // row_tiles)
+        rows=rows_of_program(num_rows),
+        row_tiles=row_tiles,
+        parts=max(1, multiprocessors // row_tiles),
     )
 
 

@@ -1,0 +1,145 @@
+"""One backend over both kernels: the Hopper one wherever it serves a problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+from mla_decode_triton.backend import TritonAnswers, TritonMLABackend
+from mla_decode_triton.hopper.backend import EVIDENCE, HopperMLABackend
+from mla_decode_triton.hopper.capability import (
+    ARCH,
+    problem_refusals,
+    triton_refusals,
+)
+from mla_decode_triton.hopper.grid import count_row_tiles
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mla_decode.backend import Cost
+    from mla_decode.builder import MLADecodeMetadataBuilder
+    from mla_decode.device import DeviceInfo
+    from mla_decode.forward_check import CheckedCall
+    from mla_decode.mask import Mask
+    from mla_decode.problem import DecodeProblem
+    from mla_decode.refusal import Refusal
+    from mla_decode_triton.auto_builder import AutoBuilder
+
+PORTABLE, HOPPER = TritonMLABackend(), HopperMLABackend()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which kernel serves all block lengths of a problem on a device, and why."""
+
+    backend: TritonMLABackend
+    """`PORTABLE` or `HOPPER`."""
+    reasons: tuple[Refusal, ...]
+    """Why a card of the architecture takes the portable kernel; none where it takes
+    the Hopper one, which an assumed device does not: Gluon has no interpreter."""
+
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        """The reasons in words; what to do about them is the caller's own matter."""
+        return tuple(
+            f"[{reason.code}] {reason.message} "
+            f"(got {reason.got}; allowed: {reason.allowed})"
+            for reason in self.reasons
+        )
+
+
+def choose(
+    problem: DecodeProblem,
+    device: DeviceInfo,
+    triton: Sequence[Refusal] | None = None,
+) -> Choice:
+    """Choose the kernel of a problem's builder.
+
+    Args:
+        problem: Of all block lengths: one kernel serves them, or the other does.
+        device: Where it runs.
+        triton: What `triton_refusals` said, for who asks often. The installed Triton
+            counts, for assumed devices as well.
+    """
+    reasons = tuple(problem_refusals(problem, device))
+    if device.arch == ARCH:
+        reasons += tuple(triton_refusals() if triton is None else triton)
+    is_hopper = not reasons and not device.assumed
+    return Choice(backend=HOPPER if is_hopper else PORTABLE, reasons=reasons)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoAnswers(TritonAnswers):
+    """What the two kernels serve on a device, with one Triton."""
+
+    triton: tuple[Refusal, ...]
+    """Why the installed Triton is none for the Hopper kernel."""
+
+    def cost(self, problem: DecodeProblem) -> Cost:
+        """That of the kernel that serves the problem."""
+        chosen = choose(problem, self.device, self.triton)
+        return chosen.backend.cost(problem, self.device)
+
+    def fewest_walks(
+        self, problem: DecodeProblem, query_len: int, mask: Mask, num_q_heads: int
+    ) -> int | None:
+        """The fewer of both kernels', where either may serve."""
+        walks = super().fewest_walks(problem, query_len, mask, num_q_heads)
+        device = self.device
+        if walks is None or device.arch != ARCH or device.assumed or self.triton:
+            return walks
+        return min(walks, count_row_tiles(query_len * num_q_heads))
+
+
+class AutoTritonBackend(TritonMLABackend):
+    """Refuses what the portable kernel refuses: it serves all that the other one does."""
+
+    @cached_property
+    def builder_cls(self) -> type[MLADecodeMetadataBuilder]:
+        """A class whose objects are builders of the kernel that serves."""
+        from mla_decode_triton.auto_builder import (  # noqa: PLC0415 - torch stays out of discovery
+            AutoBuilder,
+        )
+
+        return AutoBuilder
+
+    def cost(self, problem: DecodeProblem, device: DeviceInfo) -> Cost:
+        """That of the kernel that serves the problem."""
+        return choose(problem, device).backend.cost(problem, device)
+
+    def answers(self, device: DeviceInfo) -> AutoAnswers:
+        """What a planner asks."""
+        on_hopper = device.arch == ARCH
+        triton = tuple(triton_refusals()) if on_hopper else ()
+        return AutoAnswers(backend=self, device=device, triton=triton)
+
+    def evidence(self, device: DeviceInfo) -> str:
+        """What ran where, and how little is known of the Hopper kernel."""
+        word = PORTABLE.evidence(device)
+        if device.assumed or device.arch != ARCH or triton_refusals():
+            return word
+        return f"{word}; the Hopper kernel, where it serves, {EVIDENCE}"
+
+    def notes(self, problem: DecodeProblem, device: DeviceInfo) -> list[str]:
+        """Which kernel serves, and why not the Hopper one: a line of `explain`."""
+        chosen = choose(problem, device)
+        names = " + ".join(chosen.backend.kernel_names(problem, device))
+        if chosen.backend is HOPPER:
+            return [f"kernel: the Hopper one ({names})"]
+        line = f"kernel: the portable one ({names})"
+        if chosen.reasons:
+            why = "; ".join(chosen.passed_over)
+            return [f"{line}; the Hopper one is passed over: {why}"]
+        theirs = " + ".join(HOPPER.kernel_names(problem, device))
+        return [f"{line}, interpreted; a card would take the Hopper one ({theirs})"]
+
+    def kernel_names(
+        self, problem: DecodeProblem, device: DeviceInfo
+    ) -> tuple[str, ...]:
+        """The device kernels of one call, as a profiler prints them."""
+        return choose(problem, device).backend.kernel_names(problem, device)
+
+    def _forward(self, call: CheckedCall) -> None:
+        cast("AutoBuilder", call.builder).serving.decode(call)
