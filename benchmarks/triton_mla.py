@@ -27,13 +27,14 @@ import triton
 from batches import SCALE, uniform_batch
 
 from mla_decode import DecodeProblem, Mask, detect_device
-from mla_decode_triton import backend
+from mla_decode_triton import chosen_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from mla_decode import CommonAttentionMetadata
 
+backend = chosen_backend("portable")
 PAGE = 64
 POOL_TOKENS = 4 << 20
 BYTES_PER_S = 4.3e12

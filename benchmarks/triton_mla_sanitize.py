@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 
 from mla_decode import CommonAttentionMetadata, DecodeProblem, Mask, detect_device
-from mla_decode_triton import backend
+from mla_decode_triton import chosen_backend
 
+backend = chosen_backend("portable")
 CASES = (
     # H, Q, page, kv_dtype
     (16, 1, 64, "bf16"),
