@@ -59,6 +59,8 @@ def test_an_architecture_without_a_row_is_one_refusal():
         ),
         ({"graphs": True}, "feature", "graphs", "lse"),
         ({"kv_page_stride": 40000}, "feature", "page_stride", "lse"),
+        ({"max_splits": 4}, "feature", "split_cap", "lse"),
+        ({"batch_invariant": True}, "determinism", "batch_invariance", "lse"),
     ],
 )
 def test_refuses_one_field_with_what_was_asked_and_what_is_allowed(

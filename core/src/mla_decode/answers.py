@@ -55,6 +55,28 @@ class Answers(Protocol):
             `refusals` accepts no such problem.
         """
 
+    def least_bytes(
+        self,
+        problem: DecodeProblem,
+        query_len: int,
+        mask: Mask,
+        num_q_heads: int,
+        num_reqs: int,
+    ) -> int:
+        """A lower bound of a block's memory; asked where `fewest_walks` gives a number.
+
+        Args:
+            problem: As there.
+            query_len: As there.
+            mask: As there.
+            num_q_heads: As there.
+            num_reqs: Most requests of a batch.
+
+        Returns:
+            No more than `cost` would say of any accepted problem with this block and
+            this `max_num_reqs`: workspace_bytes and call_bytes together.
+        """
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlainAnswers:
@@ -83,6 +105,18 @@ class PlainAnswers:
         """One: every kernel reads the KV."""
         del problem, query_len, mask, num_q_heads
         return 1
+
+    def least_bytes(
+        self,
+        problem: DecodeProblem,
+        query_len: int,
+        mask: Mask,
+        num_q_heads: int,
+        num_reqs: int,
+    ) -> int:
+        """None that is known."""
+        del problem, query_len, mask, num_q_heads, num_reqs
+        return 0
 
 
 def answers_of(backend: Backend, device: DeviceInfo) -> Answers:

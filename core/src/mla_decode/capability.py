@@ -94,7 +94,10 @@ class Capability:
 
     def row(self, arch: str) -> CapabilityRow | None:
         """The row of an architecture, or None where the backend has none."""
-        return next((row for row in self.rows if row.arch == arch), None)
+        for row in self.rows:
+            if row.arch == arch:
+                return row
+        return None
 
     @property
     def archs(self) -> tuple[str, ...]:
@@ -144,25 +147,8 @@ def _refusal(
 
 
 def _dtype_refusals(row: CapabilityRow, problem: DecodeProblem) -> Iterator[Refusal]:
-    pair = (problem.q_dtype, problem.kv_dtype)
-    q_dtypes = {q for q, _ in row.dtypes}
-    kv_dtypes = {kv for q, kv in row.dtypes if q == problem.q_dtype}
-    if problem.q_dtype not in q_dtypes:
-        yield _refusal(
-            RefusalCode.DTYPE,
-            "No kernel for this query dtype",
-            problem.q_dtype,
-            describe(q_dtypes),
-            "cast the query, or use another backend",
-        )
-    elif pair not in row.dtypes:
-        yield _refusal(
-            RefusalCode.KV_DTYPE,
-            f"No kernel for this cache dtype with a {problem.q_dtype} query",
-            problem.kv_dtype,
-            describe(kv_dtypes),
-            "choose another cache dtype for this layer group, or another backend",
-        )
+    if (problem.q_dtype, problem.kv_dtype) not in row.dtypes:
+        yield _pair_refusal(row, problem)
     if problem.out_dtype not in row.out_dtypes:
         yield _refusal(
             RefusalCode.DTYPE,
@@ -171,6 +157,25 @@ def _dtype_refusals(row: CapabilityRow, problem: DecodeProblem) -> Iterator[Refu
             describe(row.out_dtypes),
             "ask for one of these and cast the output",
         )
+
+
+def _pair_refusal(row: CapabilityRow, problem: DecodeProblem) -> Refusal:
+    kv_dtypes = {kv for q, kv in row.dtypes if q == problem.q_dtype}
+    if not kv_dtypes:
+        return _refusal(
+            RefusalCode.DTYPE,
+            "No kernel for this query dtype",
+            problem.q_dtype,
+            describe({q for q, _ in row.dtypes}),
+            "cast the query, or use another backend",
+        )
+    return _refusal(
+        RefusalCode.KV_DTYPE,
+        f"No kernel for this cache dtype with a {problem.q_dtype} query",
+        problem.kv_dtype,
+        describe(kv_dtypes),
+        "choose another cache dtype for this layer group, or another backend",
+    )
 
 
 def _shape_refusals(row: CapabilityRow, problem: DecodeProblem) -> Iterator[Refusal]:
@@ -236,26 +241,26 @@ def _block_refusals(row: CapabilityRow, problem: DecodeProblem) -> Iterator[Refu
             )
 
 
+def _needed(problem: DecodeProblem) -> Iterator[tuple[Feature, RefusalCode]]:
+    """Features that the problem asks for, with the code of a refusal for each."""
+    if problem.needs_lse:
+        yield Feature.LSE, RefusalCode.LSE
+    if problem.dcp is not None:
+        yield Feature.DCP, RefusalCode.DCP
+    if problem.graphs:
+        yield Feature.GRAPHS, RefusalCode.FEATURE
+    if problem.page_stride != problem.page_size * 576:
+        yield Feature.PAGE_STRIDE, RefusalCode.FEATURE
+    if problem.max_splits is not None:
+        yield Feature.SPLIT_CAP, RefusalCode.FEATURE
+    if problem.batch_invariant:
+        yield Feature.BATCH_INVARIANCE, RefusalCode.DETERMINISM
+
+
 def _feature_refusals(row: CapabilityRow, problem: DecodeProblem) -> Iterator[Refusal]:
-    needed = (
-        (problem.needs_lse, Feature.LSE, RefusalCode.LSE),
-        (problem.dcp is not None, Feature.DCP, RefusalCode.DCP),
-        (problem.graphs, Feature.GRAPHS, RefusalCode.FEATURE),
-        (
-            problem.page_stride != problem.page_size * 576,
-            Feature.PAGE_STRIDE,
-            RefusalCode.FEATURE,
-        ),
-        (problem.max_splits is not None, Feature.SPLIT_CAP, RefusalCode.FEATURE),
-        (
-            problem.batch_invariant,
-            Feature.BATCH_INVARIANCE,
-            RefusalCode.DETERMINISM,
-        ),
-    )
-    for is_needed, feature, code in needed:
+    for feature, code in _needed(problem):
         support = row.features.get(feature, Support.NOT_IMPLEMENTED)
-        if is_needed and support is not Support.YES:
+        if support is not Support.YES:
             yield _refusal(
                 code,
                 f"The backend lacks {feature.value} here ({support.value})",

@@ -182,7 +182,7 @@ class DecodeProblem:
 
         A one-token block is causal and non-causal at once and is given as CAUSAL.
         """
-        yield from _blocks(self.query_lens, self.masks)
+        return iter(_blocks(self.query_lens, self.masks))
 
     @property
     def summary(self) -> str:

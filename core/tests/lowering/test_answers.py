@@ -23,6 +23,7 @@ class Bounded:
 
     backend: Any
     bounds: Any
+    unsure_bytes: int = 0
     asked: list = dataclasses.field(default_factory=list, compare=False)
 
     def __hash__(self):
@@ -40,6 +41,18 @@ class Bounded:
     def fewest_walks(self, problem, query_len, mask, num_q_heads):
         del problem
         return self.bounds.get((query_len, mask, num_q_heads))
+
+    def least_bytes(self, problem, query_len, mask, num_q_heads, num_reqs):
+        """All that the backend's cost says, less what a rewrite may share of it."""
+        block = dataclasses.replace(
+            problem,
+            num_q_heads=num_q_heads,
+            query_lens={query_len},
+            masks={mask},
+            max_num_reqs=num_reqs,
+        )
+        cost = self.backend.cost(block, CPU)
+        return max(0, cost.workspace_bytes + cost.call_bytes - self.unsure_bytes)
 
 
 def problem_of(heads, query_lens, masks):
@@ -84,12 +97,15 @@ kernels = st.dictionaries(
     heads=st.sampled_from((1, 2, 3, 4, 8, 16)),
     query_len=st.integers(1, 6),
     mask=st.sampled_from(list(Mask)),
+    unsure_bytes=st.sampled_from((0, 64, 4096, 1 << 30)),
 )
-def test_a_sound_bound_changes_no_plan(narrow, table, heads, query_len, mask):
+def test_a_sound_bound_changes_no_plan(
+    narrow, table, heads, query_len, mask, unsure_bytes
+):
     walks = {key: found for key, (found, _) in table.items()}
     backend = narrow(walks)
     bounds = {key: max(1, found - slack) for key, (found, slack) in table.items()}
-    backend.now = Bounded(backend, bounds)
+    backend.now = Bounded(backend, bounds, unsure_bytes)
     backend.answers = lambda _: backend.now
     problem = problem_of(heads, {query_len}, {mask})
     plain = narrow(walks)
@@ -114,7 +130,30 @@ def test_shapes_that_the_bound_rules_out_are_not_asked_about(bounded):
     plan = plan_exact(problem_of(16, {8}, {Mask.NON_CAUSAL}), backend, CPU)
     assert (plan.kind, plan.cost.kv_walks) == ("fold", 8)
     asked = [(p.max_query_len, p.num_q_heads) for p in backend.now.asked]
-    assert asked == [(8, 16), (1, 128)]  # the block itself, and the fold that is taken
+    assert asked == [(1, 128)]  # the fold that is taken
+
+
+def test_of_as_many_virtual_requests_the_lowest_bound_is_asked_first(bounded):
+    walks = {
+        (8, Mask.NON_CAUSAL, 16): 9,
+        (1, Mask.CAUSAL, 128): 7,
+        (8, Mask.NON_CAUSAL, 64): 3,
+        (8, Mask.NON_CAUSAL, 96): 5,
+    }
+    backend = bounded(walks)
+    plan = plan_exact(problem_of(16, {8}, {Mask.NON_CAUSAL}), backend, CPU)
+    assert (plan.kind, plan.cost.kv_walks) == ("pad", 3)
+    asked = [(p.max_query_len, p.num_q_heads) for p in backend.now.asked]
+    assert asked == [(8, 16), (8, 64)]  # the block itself, and the one that is taken
+
+
+def test_of_as_many_walks_only_what_may_take_less_memory_is_asked_about(bounded):
+    widths = {(1, Mask.CAUSAL, width): 4 for width in (96, 112, 128)}
+    backend = bounded({**widths, (5, Mask.NON_CAUSAL, 16): 4})
+    plan = plan_exact(problem_of(16, {4}, {Mask.NON_CAUSAL}), backend, CPU)
+    assert plan.blocks[0].rewrite.lowered.query_lens == {5}
+    asked = [(p.max_query_len, p.num_q_heads) for p in backend.now.asked]
+    assert asked == [(1, 96), (5, 16)]  # of 96 rows, and of 80
 
 
 def test_a_plan_is_made_again_once_the_answers_changed(narrow, bounded):
@@ -139,6 +178,7 @@ def test_the_answers_of_a_plain_backend_are_the_backends(narrow):
     assert answers.refusals(problem) == backend.refusals(problem, CPU) == []
     assert answers.cost(problem) == backend.cost(problem, CPU)
     assert answers.fewest_walks(problem, 2, Mask.CAUSAL, 16) == 1
+    assert answers.least_bytes(problem, 2, Mask.CAUSAL, 16, 4) == 0
     assert answers_of(backend, DeviceInfo.assume("sm_90")).num_q_heads == frozenset()
 
 

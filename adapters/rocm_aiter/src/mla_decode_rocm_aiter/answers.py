@@ -18,7 +18,11 @@ from mla_decode_rocm_aiter.planning import (
     plan_block,
 )
 from mla_decode_rocm_aiter.routes import Block, Route
-from mla_decode_rocm_aiter.workspace import index_entries, workspace_of
+from mla_decode_rocm_aiter.workspace import (
+    index_entries,
+    partial_bytes,
+    workspace_of,
+)
 
 if TYPE_CHECKING:
     from mla_decode import DecodeProblem, DeviceInfo, IntSet
@@ -75,12 +79,15 @@ class AiterAnswers:
         """
         routes = self.routes(problem)
         workspace = workspace_of(problem, self.arch, routes)
+        walks = rows = launches = 0
+        for (q, _), route in routes.items():
+            walks = max(walks, route.walks)
+            rows = max(rows, q * route.heads)
+            launches = max(launches, _launches(problem, q, route))
         return Cost(
-            kv_walks=max(route.walks for route in routes.values()),
-            rows=max(q * route.heads for (q, _), route in routes.items()),
-            launches=max(
-                _launches(problem, q, route) for (q, _), route in routes.items()
-            ),
+            kv_walks=walks,
+            rows=rows,
+            launches=launches,
             workspace_bytes=workspace.kept,
             index_entries=index_entries(problem),
             call_bytes=workspace.passing,
@@ -90,10 +97,33 @@ class AiterAnswers:
         self, problem: DecodeProblem, query_len: int, mask: Mask, num_q_heads: int
     ) -> int | None:
         """The walks of the route, which batch sizes do not change."""
+        found = self._route(problem, query_len, mask, num_q_heads)
+        return None if found is None else found.walks
+
+    def least_bytes(
+        self,
+        problem: DecodeProblem,
+        query_len: int,
+        mask: Mask,
+        num_q_heads: int,
+        num_reqs: int,
+    ) -> int:
+        """The index list, and AITER's partial outputs: most of what a route takes."""
+        found = self._route(problem, query_len, mask, num_q_heads)
+        if found is None:
+            return 0
         dtypes = (problem.q_dtype, problem.kv_dtype)
+        return 4 * num_reqs * problem.max_model_len + partial_bytes(
+            found, query_len, dtypes, self.arch, num_reqs
+        )
+
+    def _route(
+        self, problem: DecodeProblem, query_len: int, mask: Mask, num_q_heads: int
+    ) -> Route | None:
+        dtypes = problem.q_dtype, problem.kv_dtype
         block = Block(num_q_heads, *dtypes, problem.needs_lse, query_len, mask)
-        found = self.block(block)
-        return found.walks if isinstance(found, Route) else None
+        found = self._blocks.get(block) or self.block(block)
+        return found if isinstance(found, Route) else None
 
     def block(self, block: Block) -> Route | list[Refusal]:
         """A block's way, or its reasons beside those that the declared row gives."""
@@ -115,19 +145,19 @@ class AiterAnswers:
         last = self._last
         if last is not None and last[0] is problem:
             return last[1], last[2]
-        reasons = dict.fromkeys(declared_refusals(problem, self.arch))
+        reasons = declared_refusals(problem, self.arch)
         if isinstance(self.facts, Refusal):
-            reasons[self.facts] = None
+            reasons.append(self.facts)
         elif self.facts is not None:
-            reasons |= dict.fromkeys(non_causal_gates(self.facts, problem))
+            reasons.extend(non_causal_gates(self.facts, problem))
         routes: Routes = {}
         for q, mask in problem.blocks():
             found = self.block(Block.of(problem, q, mask))
             if isinstance(found, Route):
                 routes[q, mask is Mask.CAUSAL] = found
             else:
-                reasons |= dict.fromkeys(found)
-        kept = list(reasons)
+                reasons.extend(found)
+        kept = list(dict.fromkeys(reasons))
         if not (isinstance(self.facts, Facts) and self.facts.profile is None):
             self._last = problem, kept, routes
         return kept, routes

@@ -33,7 +33,8 @@ def declared_refusals(problem: DecodeProblem, arch: str) -> list[Refusal]:
     """Reasons that hold whatever AITER is installed."""
     found = CAPABILITY.refusals(problem, _assumed(arch))
     if CAPABILITY.row(arch) is not None:
-        found += [*_fp16(problem), *_index_list(problem)]
+        found.extend(_fp16(problem))
+        found.extend(_index_list(problem))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mla_decode_rocm_aiter.tiling import ceil_div
 
@@ -10,8 +10,7 @@ CU_COUNTS = {"gfx942": 304, "gfx950": 256}
 """Compute units of an MI300X and an MI355X."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BufferSizes:
+class BufferSizes(NamedTuple):
     """Lengths of the buffers, all int32."""
 
     work_indptr: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import mul
 from typing import TYPE_CHECKING
 
 from mla_decode.problem import LATENT_WIDTH, ROW_WIDTH
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 LARGEST_INDEX_BYTES = 1 << 31
 """AITER's kernels address the index list by 32-bit byte offsets."""
 MOST_SPLITS = 16
-_WORDS = {"work_indptr": 1, "works": 8, "reduce_indptr": 1, "tiles": 2, "partials": 1}
+_WORDS = BufferSizes(work_indptr=1, works=8, reduce_indptr=1, tiles=2, partials=1)
 """int32 numbers of each entry of a schedule's buffers."""
 _META_WORDS = 4
 """Two addresses."""
@@ -86,20 +87,21 @@ def workspace_of(
     partials = folded = padded = 0
     size = 1 if problem.q_dtype == "fp8" else 2
     schedules: list[BufferSizes] = []
+    num_counts = 0
+    heads_in_order = next(iter(routes.values())).heads
     for (q, _), route in routes.items():
         rows, heads = requests * q, route.heads
         if route.keeps_schedule:
             dtypes = (problem.q_dtype, problem.kv_dtype)
             sizes = buffer_sizes(arch, requests, heads, q, dtypes, cus, -1)
             schedules.append(sizes)
-            fold_bytes = route.key.heads * (LATENT_WIDTH + 1) * 4
-            partials = max(partials, sizes.partials * route.key.q * fold_bytes)
+            partials = max(partials, _scheduled_partials(route, sizes))
             if route.key.fold > 1 and q > 1:
                 copies = heads * (ROW_WIDTH * size + LATENT_WIDTH * 2)
                 folded = max(folded, rows * copies)
         else:
-            row_bytes = heads * (LATENT_WIDTH + 1) * 4
-            partials = max(partials, rows * num_splits(cus, requests) * row_bytes)
+            num_counts = len(split_counts(cus, requests))
+            partials = max(partials, _split_partials(route, rows, requests, cus))
         if heads != problem.num_q_heads:
             width = ROW_WIDTH * size + LATENT_WIDTH * 2
             padded = max(padded, rows * heads * width)
@@ -107,32 +109,46 @@ def workspace_of(
         index=4 * index_entries(problem),
         schedule=_schedule_bytes(schedules),
         padded=padded,
-        small=_small_bytes(problem, cus, routes),
+        small=_small_bytes(problem, heads_in_order, num_counts),
         partials=partials,
         folded=folded,
     )
+
+
+def partial_bytes(
+    route: Route, q: int, dtypes: tuple[str, str], arch: str, requests: int
+) -> int:
+    """AITER's partial outputs of one block, at its largest batch."""
+    cus = CU_COUNTS[arch]
+    if not route.keeps_schedule:
+        return _split_partials(route, requests * q, requests, cus)
+    sizes = buffer_sizes(arch, requests, route.heads, q, dtypes, cus, -1)
+    return _scheduled_partials(route, sizes)
+
+
+def _scheduled_partials(route: Route, sizes: BufferSizes) -> int:
+    row_bytes = route.key.heads * (LATENT_WIDTH + 1) * 4
+    return sizes.partials * route.key.q * row_bytes
+
+
+def _split_partials(route: Route, rows: int, requests: int, cus: int) -> int:
+    row_bytes = route.heads * (LATENT_WIDTH + 1) * 4
+    return rows * num_splits(cus, requests) * row_bytes
 
 
 def _schedule_bytes(schedules: list[BufferSizes]) -> int:
     """One set of buffers, each as long as the longest schedule needs it."""
     if not schedules:
         return 0
-    total = _META_WORDS
-    for name, words in _WORDS.items():
-        longest: int = max(getattr(sizes, name) for sizes in schedules)
-        total += words * longest
-    return 4 * total
+    longest: list[int] = [max(column) for column in zip(*schedules, strict=True)]
+    return 4 * (_META_WORDS + sum(map(mul, _WORDS, longest)))
 
 
-def _small_bytes(
-    problem: DecodeProblem, cus: int, routes: dict[tuple[int, bool], Route]
-) -> int:
+def _small_bytes(problem: DecodeProblem, heads: int, num_counts: int) -> int:
+    """Offsets and flags, the order of the heads, and an offset list a split count."""
     most = problem.max_num_reqs
     offsets, ones = 4 * (most + 1), 4 * most
     is_empty = most * problem.max_query_len
     behind = 2 * 4 * sum(problem.query_lens)
-    head_order = 8 * next(iter(routes.values())).heads
-    splits = 0
-    if any(not route.keeps_schedule for route in routes.values()):
-        splits = 4 * (most + 1) * len(split_counts(cus, most))
-    return offsets + ones + is_empty + behind + head_order + splits
+    splits = 4 * (most + 1) * num_counts
+    return offsets + ones + is_empty + behind + 8 * heads + splits

@@ -79,6 +79,11 @@ class BlockPlan:
     """Of the cost's workspace, what the rewrite's own buffers take."""
 
     @property
+    def num_bytes(self) -> int:
+        """Device memory of the builder and of a call."""
+        return self.cost.workspace_bytes + self.cost.call_bytes
+
+    @property
     def rank(self) -> tuple[int, ...]:
         """What plans are compared by: KV walks, then workspace, rows and launches.
 
@@ -89,7 +94,7 @@ class BlockPlan:
         return (
             cost.kv_walks,
             0 if self.rewrite.is_native else self.rewrite.num_virtual,
-            cost.workspace_bytes + cost.call_bytes,
+            self.num_bytes,
             cost.rows,
             cost.launches,
         )
