@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import mul
 from typing import TYPE_CHECKING
 
 from mla_decode.problem import LATENT_WIDTH, ROW_WIDTH
@@ -140,8 +139,10 @@ def _schedule_bytes(schedules: list[BufferSizes]) -> int:
     """One set of buffers, each as long as the longest schedule needs it."""
     if not schedules:
         return 0
-    longest: list[int] = [max(column) for column in zip(*schedules, strict=True)]
-    return 4 * (_META_WORDS + sum(map(mul, _WORDS, longest)))
+    numbers = _META_WORDS
+    for words, *lengths in zip(_WORDS, *schedules, strict=True):
+        numbers += words * max(lengths)
+    return 4 * numbers
 
 
 def _small_bytes(problem: DecodeProblem, heads: int, num_counts: int) -> int:
