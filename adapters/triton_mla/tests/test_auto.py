@@ -15,6 +15,7 @@ from mla_decode import (
     Mask,
     MLADecoder,
     StaleMetadataError,
+    detect_device,
 )
 from mla_decode.answers import answers_of
 from mla_decode.cli.explain import notes
@@ -269,6 +270,23 @@ def test_classes_that_derive_from_its_builder_keep_the_kernels_methods():
     assert isinstance(builder, Watched)
     assert builder.partial_out.dtype is torch.float32
     assert seen == ["init"]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("page_size", "serving"), [(64, HOPPER), (1, PORTABLE)])
+def test_a_card_decodes_by_either_kernel_in_the_memory_that_is_told(page_size, serving):
+    device = detect_device()
+    if device.arch != "sm_90":
+        pytest.skip("needs a Hopper GPU (issue 10)")
+    problem = problem_of(page_size=page_size, query_lens={1, 4}, graphs=True)
+    builder = auto.builder_cls(problem, device)
+    assert builder.serving is serving
+    held = held_bytes(builder) - core_bytes(problem, joins=False)
+    assert held == auto.workspace_bytes(problem, device)
+    for query_len in (1, 4):
+        step = make_step(problem, device, [700, 40], query_len=query_len, causal=True)
+        out = step.run(builder, by=auto).out
+        assert relative_error(out, step.oracle()[0].cpu()) < 8e-3
 
 
 def test_a_metadata_of_the_portable_backends_own_builder_is_not_its():
