@@ -84,6 +84,7 @@ def _plan(plan_kernel, seq_lens, num_parts):
         num_parts,
         OVERHEAD=3,
         MERGE=3,
+        PIECE=2,
         SNAP=2,
         MIN_TILES=1,
         BLOCK_REQS=1 << steps,

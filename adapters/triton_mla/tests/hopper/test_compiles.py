@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mla_decode_triton.hopper.grid import MERGE_SHAPES
+
 SHARED_LIMIT = 232448
 
 
@@ -168,7 +170,7 @@ def test_the_work_table_fits_one_program(tmp_path):
 
     types = dict.fromkeys(("seq_lens", "table", "scratch"), "*i32")
     types |= dict.fromkeys(("num_reqs", "num_parts"), "i32")
-    constants = {"OVERHEAD": 3, "MERGE": 3, "SNAP": 2, "MIN_TILES": 1}
+    constants = {"OVERHEAD": 3, "MERGE": 3, "PIECE": 2, "SNAP": 2, "MIN_TILES": 1}
     constants |= {"BLOCK_REQS": 2048, "BLOCK_PARTS": 256, "STEPS": 11}
     registers, stack, _ = resources(
         compile_plain(plan_kernel, types, constants, 8), tmp_path
@@ -178,16 +180,17 @@ def test_the_work_table_fits_one_program(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-@pytest.mark.parametrize("pieces", [4, 64])
-def test_the_merge_keeps_its_pieces_in_registers(pieces, tmp_path):
+@pytest.mark.parametrize("shape", MERGE_SHAPES, ids=str)
+def test_the_merge_keeps_its_pieces_in_registers(shape, tmp_path):
     from mla_decode_triton.hopper.merge import merge_kernel
 
     types = dict.fromkeys(("partial_out", "partial_lse", "lse"), "*fp32")
     types |= {"out": "*bf16", "table": "*i32", "num_rows": "i32"}
-    constants = {"NEEDS_LSE": True, "BLOCK_PARTS": 256, "BLOCK_PIECES": pieces}
-    constants |= {"BLOCK_COLUMNS": 128, "EARLY": True}
-    _, stack, listing = resources(
+    constants = {"NEEDS_LSE": True, "BLOCK_PARTS": 256, "EARLY": True}
+    constants |= {"BLOCK_PIECES": shape.pieces, "BLOCK_COLUMNS": shape.columns}
+    registers, stack, listing = resources(
         compile_plain(merge_kernel, types, constants, 4), tmp_path
     )
+    assert registers <= 128  # four programs a multiprocessor, at the least
     assert stack == 0
     assert "ACQBULK" in listing  # the wait for the kernel before it

@@ -38,6 +38,7 @@ def plan(plan_kernel, lens, num_parts, *, overhead=3, snap=2, min_tiles=1):
         num_parts,
         OVERHEAD=overhead,
         MERGE=3,
+        PIECE=2,
         SNAP=snap,
         MIN_TILES=min_tiles,
         BLOCK_REQS=block_reqs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -19,9 +20,10 @@ from mla_decode_triton.hopper.backend import (
     uninterpretable,
     workspace_size,
 )
+from mla_decode_triton.hopper.boxes import is_regular
 from mla_decode_triton.hopper.capability import hopper_refusals
-from mla_decode_triton.hopper.grid import count_multiprocessors
-from mla_decode_triton.hopper.launch import HopperStep, Workspace, is_regular
+from mla_decode_triton.hopper.grid import MERGE_SHAPES, count_multiprocessors
+from mla_decode_triton.hopper.launch import HopperStep, Workspace
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from mla_decode.device import DeviceInfo
     from mla_decode.forward_check import CheckedCall
     from mla_decode.problem import DecodeProblem
+
+_HERE = nullcontext()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -94,6 +98,7 @@ class HopperMetadataBuilder(MLADecodeMetadataBuilder):
             )
             for query_len in problem.query_lens
         }
+        self.is_only_device = torch.cuda.device_count() < 2
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
                 self._compile()
@@ -138,19 +143,23 @@ class HopperMetadataBuilder(MLADecodeMetadataBuilder):
             rows = query_len, problem.num_q_heads
             q = self._empty(*rows, ROW_WIDTH, dtype=q_dtype)
             step = self.steps[query_len]
+            out = self._empty(*rows, LATENT_WIDTH, dtype=self.out_dtype)
+            lse = self._empty(*rows) if problem.needs_lse else None
             step.build(lens)
             step.forward(
-                q[..., :LATENT_WIDTH],
-                q[..., LATENT_WIDTH:],
+                q,
+                None,
                 page,
                 table,
                 lens,
-                self._empty(*rows, LATENT_WIDTH, dtype=self.out_dtype),
-                self._empty(*rows) if problem.needs_lse else None,
+                out,
+                lse,
                 softmax_scale=1.0,
                 causal=mask is Mask.CAUSAL,
                 kv_scale=scale,
             )
+            for shape in MERGE_SHAPES:
+                step.merge(out, lse, shape, num_reqs=1)
 
     def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device)
@@ -164,6 +173,8 @@ def on_device(builder: HopperMetadataBuilder) -> AbstractContextManager[object]:
     """
     if builder.device.type != "cuda":
         raise uninterpretable(builder.device_info)
+    if builder.is_only_device or torch.cuda.current_device() == builder.device.index:
+        return _HERE
     return torch.cuda.device(builder.device)
 
 
@@ -171,14 +182,16 @@ def decode(call: CheckedCall) -> None:
     """Fill the outputs of a checked call, every row."""
     metadata = cast("HopperMetadata", call.metadata)
     builder = cast("HopperMetadataBuilder", metadata.builder)
+    step = metadata.step
     latent, rope = call.q, call.q_rope
-    if rope is None:
-        latent, rope = latent[..., :LATENT_WIDTH], latent[..., LATENT_WIDTH:]
-    if not (is_regular(latent, metadata.step) and is_regular(rope, metadata.step)):
-        joined = builder.join_query(latent, rope)
-        latent, rope = joined[..., :LATENT_WIDTH], joined[..., LATENT_WIDTH:]
+    if not is_regular(latent, step.query_len) or (
+        rope is not None and not is_regular(rope, step.query_len)
+    ):
+        if rope is None:
+            latent, rope = latent[..., :LATENT_WIDTH], latent[..., LATENT_WIDTH:]
+        latent, rope = builder.join_query(latent, rope), None
     with on_device(builder):
-        metadata.step.forward(
+        step.forward(
             latent,
             rope,
             call.kv_cache,

@@ -20,26 +20,28 @@ from mla_decode_triton.hopper.walk import HALF, LATENT, TILE, part_range, piece_
 
 
 @gluon.jit
-def piece_origin(
+def tile_pages(
     table_row, token0, seq_len, num_pages, PAGE: gl.constexpr, PIECE: gl.constexpr
 ):
-    """Page and first row to copy for the piece that starts at a token.
+    """The page to copy each piece of a tile from.
 
     Reads no slot of the table at or past ceil(seq_len / PAGE).
     """
-    live = gl.minimum(seq_len - token0, PIECE)
-    page = gl.load(table_row + token0 // PAGE, mask=live > 0, other=num_pages)
-    row = token0 % PAGE - gl.where(live > 0, PIECE - live, 0)
-    return page, row
+    pages = ()
+    for sub in gl.static_range(TILE // PIECE):
+        token = token0 + sub * PIECE
+        slot = table_row + token // PAGE
+        page = gl.load(slot, mask=token < seq_len, other=num_pages)
+        pages = pages + (page,)  # noqa: RUF005 - Triton has no unpacking here
+    return pages
 
 
 @gluon.jit
 def load_columns(
     kv,
-    table_row,
+    pages,
     token0,
     seq_len,
-    num_pages,
     full,
     pieces,
     stage,
@@ -52,13 +54,13 @@ def load_columns(
     SUB: gl.constexpr = TILE // PIECE
     base = stage * (GROUPS * SUB)
     for sub in gl.static_range(SUB):
-        page, row = piece_origin(
-            table_row, token0 + sub * PIECE, seq_len, num_pages, PAGE, PIECE
-        )
+        token = token0 + sub * PIECE
+        live = gl.minimum(seq_len - token, PIECE)
+        row = token % PAGE - gl.where(live > 0, PIECE - live, 0)
         for group in gl.static_range(GROUPS):
             async_load(
                 kv,
-                [page, row, COLUMN + group * 64],
+                [pages[sub], row, COLUMN + group * 64],
                 full,
                 pieces.index(base + (group * SUB + sub)),
             )
@@ -119,6 +121,8 @@ def produce(
                 stage = step & (STAGES - 1)
                 parity = ((step >> (STAGES - 1)) & 1) ^ 1
                 token0 = tile * TILE
+                # Before the wait for room, so that it hides the table's latency.
+                pages = tile_pages(table_row, token0, seq_len, num_pages, PAGE, PIECE)
                 left_full = keys.left_full.index(stage)
                 right_full = keys.right_full.index(stage)
                 mbarrier.wait(keys.left_free.index(stage), parity)
@@ -126,10 +130,9 @@ def produce(
                 if ROPE_FIRST:
                     load_columns(
                         kv,
-                        table_row,
+                        pages,
                         token0,
                         seq_len,
-                        num_pages,
                         left_full,
                         keys.rope,
                         stage,
@@ -140,10 +143,9 @@ def produce(
                     )
                 load_columns(
                     kv,
-                    table_row,
+                    pages,
                     token0,
                     seq_len,
-                    num_pages,
                     left_full,
                     keys.left,
                     stage,
@@ -157,10 +159,9 @@ def produce(
                 mbarrier.expect(right_full, RIGHT)
                 load_columns(
                     kv,
-                    table_row,
+                    pages,
                     token0,
                     seq_len,
-                    num_pages,
                     right_full,
                     keys.right,
                     stage,
@@ -172,10 +173,9 @@ def produce(
                 if not ROPE_FIRST:
                     load_columns(
                         kv,
-                        table_row,
+                        pages,
                         token0,
                         seq_len,
-                        num_pages,
                         right_full,
                         keys.rope,
                         stage,

@@ -103,6 +103,35 @@ def choose_grid(num_rows: int, multiprocessors: int) -> Grid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MergeShape:
+    """What one program of the merge holds at a time: pieces of a row, and columns."""
+
+    pieces: int
+    columns: int
+
+    @property
+    def blocks(self) -> int:
+        """Programs that share a row."""
+        return LATENT_WIDTH // self.columns
+
+
+MERGE_SHAPES = (
+    MergeShape(pieces=4, columns=512),
+    MergeShape(pieces=16, columns=512),
+    MergeShape(pieces=64, columns=64),
+)
+"""All there are, so that all can be compiled before the first step. A piece more than
+fits costs a round, a row in several blocks costs programs; at most 64 registers."""
+
+
+def choose_merge(parts: int, num_reqs: int) -> MergeShape:
+    """The smallest shape that holds the pieces of a request, were all alike."""
+    pieces = 2 * parts // max(num_reqs, 1)
+    fits = (shape for shape in MERGE_SHAPES if pieces <= shape.pieces)
+    return next(fits, MERGE_SHAPES[-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkspaceSize:
     """What the steps of a builder share: no two of them are under way at once."""
 

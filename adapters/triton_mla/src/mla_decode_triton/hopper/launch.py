@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from mla_decode.errors import ArgumentError
 from mla_decode.problem import LATENT_WIDTH
 from mla_decode_triton.hopper.asym import asym_kernel
-from mla_decode_triton.hopper.grid import Grid, WorkspaceSize, choose_grid
+from mla_decode_triton.hopper.boxes import box_cache, box_queries
+from mla_decode_triton.hopper.direct import Variants
+from mla_decode_triton.hopper.grid import (
+    Grid,
+    MergeShape,
+    WorkspaceSize,
+    choose_grid,
+    choose_merge,
+)
 from mla_decode_triton.hopper.merge import merge_kernel
 from mla_decode_triton.hopper.schedule import plan_kernel
 from mla_decode_triton.hopper.swap import swap_kernel
@@ -31,20 +37,23 @@ if TYPE_CHECKING:
 PAGE_SIZES = (16, 32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float16)
 FP8 = torch.float8_e4m3fn
-_COPY_BYTES = 16
-"""What the copy engine wants addresses and strides to be multiples of."""
+_LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """Costs that shape the work table, in tiles of 64 tokens. Estimates so far."""
+    """Costs that shape the work table, in tiles of 64 tokens."""
 
-    piece_overhead: int = 3
-    merge_overhead: int = 3
+    piece_overhead: int | None = None
+    """Of an item: its queries, its outputs, the pipeline's start; None: by its rows."""
+    merge_overhead: int = 1
+    """Of a merge that has anything to do."""
+    merged_piece: int | None = None
+    """Of writing and reading a piece: two floats a value; None: by its rows."""
     snap: int = 2
     min_tiles: int = 1
-    merge_columns: int = 128
-    merges_per_multiprocessor: int = 3
+    merges_per_multiprocessor: int = 16
+    """Programs of the merge, at most: what fits beside each other."""
     ahead: bool | None = None
     """Whether scores run a tile ahead; None: where several row tiles share a page."""
 
@@ -89,6 +98,7 @@ class HopperStep:
     workspace: Workspace
     tuning: Tuning = field(default_factory=Tuning)
     grid: Grid = field(init=False)
+    variants: Variants = field(init=False, default_factory=Variants)
 
     @classmethod
     def alone(
@@ -129,26 +139,31 @@ class HopperStep:
         """
         num_reqs = seq_lens.shape[0]
         steps = self.max_num_reqs.bit_length()
-        plan_kernel[(1,)](
-            seq_lens,
-            self.workspace.schedule,
-            self.workspace.scratch,
-            num_reqs,
-            self.grid.parts,
-            OVERHEAD=self.tuning.piece_overhead,
-            MERGE=self.tuning.merge_overhead,
-            SNAP=self.tuning.snap,
-            MIN_TILES=self.tuning.min_tiles,
-            BLOCK_REQS=1 << steps,
-            BLOCK_PARTS=self.grid.block_parts,
-            STEPS=steps,
+        self.variants.launch(
+            plan_kernel,
+            (1, 1, 1),
+            (),
+            (seq_lens, self.workspace.schedule, self.workspace.scratch),
+            (num_reqs, self.grid.parts),
+            {
+                "OVERHEAD": _given(
+                    self.tuning.piece_overhead, -(-self.grid.rows // 24)
+                ),
+                "MERGE": self.tuning.merge_overhead,
+                "PIECE": _given(self.tuning.merged_piece, self.grid.rows // 16),
+                "SNAP": self.tuning.snap,
+                "MIN_TILES": self.tuning.min_tiles,
+                "BLOCK_REQS": 1 << steps,
+                "BLOCK_PARTS": self.grid.block_parts,
+                "STEPS": steps,
+            },
             num_warps=8,
         )
 
     def forward(
         self,
         q_latent: Tensor,
-        q_rope: Tensor,
+        q_rope: Tensor | None,
         cache: Tensor,
         table: Tensor,
         seq_lens: Tensor,
@@ -163,7 +178,8 @@ class HopperStep:
 
         Args:
             q_latent: [num_reqs * Q, H, 512] bf16 or fp16; rows at one common stride.
-            q_rope: [num_reqs * Q, H, 64], the same dtype.
+            q_rope: [num_reqs * Q, H, 64], the same dtype. None: `q_latent` is
+                [num_reqs * Q, H, 576] and holds both.
             cache: [pages, page_size, 576], the same dtype, or fp8 (e4m3, also as uint8)
                 where Q * H <= 32; rows contiguous, the page stride a multiple of 16 bytes.
             table: int32 [num_reqs, width].
@@ -175,77 +191,86 @@ class HopperStep:
             kv_scale: float32 [1] on the device: what an fp8 cache is to be multiplied by.
         """
         num_reqs = seq_lens.shape[0]
-        grid = self.grid
-        page_size = cache.shape[1]
-        q_box = [1, grid.rows, 64]
+        grid, workspace = self.grid, self.workspace
         if cache.dtype == torch.uint8:
             cache = cache.view(FP8)
         self._require_served(cache, kv_scale)
-        constants: dict[str, Any] = {"ROWS": grid.rows}
-        kernel = swap_kernel
-        if cache.dtype == FP8:
-            kernel = swap_fp8_kernel
-            constants["kv_scale"] = kv_scale
-        elif not grid.swapped:
-            kernel = asym_kernel
-            ahead = self.tuning.ahead
-            constants = {"AHEAD": grid.row_tiles > 1 if ahead is None else ahead}
-        kernel[grid.row_tiles, grid.parts](
-            self._queries(q_latent, num_reqs, q_box),
-            self._queries(q_rope, num_reqs, q_box),
-            _describe_cache(cache),
+        tensors: tuple[Tensor, ...] = (
             table,
             seq_lens,
-            self.workspace.schedule,
+            workspace.schedule,
             out,
-            self.workspace.partial_lse if lse is None else lse,
-            self.workspace.partial_out,
-            self.workspace.partial_lse,
-            scale_log2=softmax_scale * math.log2(math.e),
-            num_heads=self.num_heads,
-            query_len=self.query_len,
-            table_stride=table.stride(0),
-            num_pages=cache.shape[0],
-            num_reqs=num_reqs,
-            num_parts=grid.parts,
-            CAUSAL=causal and self.query_len > 1,
-            NEEDS_LSE=lse is not None,
-            PAGE=page_size,
-            num_warps=4,
-            **constants,
+            workspace.partial_lse if lse is None else lse,
+            workspace.partial_out,
+            workspace.partial_lse,
         )
-        pieces = max(4, min(64, 2 * grid.parts // max(num_reqs, 1)))
-        merge_kernel[(self.tuning.merges_per_multiprocessor * self.multiprocessors,)](
-            self.workspace.partial_out,
-            self.workspace.partial_lse,
-            out,
-            self.workspace.partial_lse if lse is None else lse,
-            self.workspace.schedule,
-            self.num_rows,
-            NEEDS_LSE=lse is not None,
-            BLOCK_PARTS=self.grid.block_parts,
-            BLOCK_PIECES=1 << (pieces - 1).bit_length(),
-            BLOCK_COLUMNS=self.tuning.merge_columns,
-            EARLY=True,
+        constants = {
+            "CAUSAL": causal and self.query_len > 1,
+            "NEEDS_LSE": lse is not None,
+            "PAGE": cache.shape[1],
+        }
+        kernel = swap_kernel
+        if kv_scale is not None:
+            kernel = swap_fp8_kernel
+            tensors = *tensors, kv_scale
+        elif not grid.swapped:
+            kernel = asym_kernel
+        if grid.swapped:
+            constants["ROWS"] = grid.rows
+        else:
+            ahead = self.tuning.ahead
+            constants["AHEAD"] = grid.row_tiles > 1 if ahead is None else ahead
+        queries = box_queries(
+            q_latent, q_rope, query_len=self.query_len, rows=grid.rows
+        )
+        self.variants.launch(
+            kernel,
+            (grid.row_tiles, grid.parts, 1),
+            (*queries, box_cache(cache)),
+            tensors,
+            (
+                softmax_scale * _LOG2E,
+                self.num_heads,
+                self.query_len,
+                table.stride(0),
+                cache.shape[0],
+                num_reqs,
+                grid.parts,
+            ),
+            constants,
+            num_warps=4,
+        )
+        self.merge(out, lse, choose_merge(grid.parts, num_reqs), num_reqs)
+
+    def merge(
+        self, out: Tensor, lse: Tensor | None, shape: MergeShape, num_reqs: int
+    ) -> None:
+        """Merge the pieces of the requests that the work table cut."""
+        units = min(num_reqs, self.grid.parts) * self.num_rows * shape.blocks
+        most = self.tuning.merges_per_multiprocessor * self.multiprocessors
+        workspace = self.workspace
+        self.variants.launch(
+            merge_kernel,
+            (min(units, most), 1, 1),
+            (),
+            (
+                workspace.partial_out,
+                workspace.partial_lse,
+                out,
+                workspace.partial_lse if lse is None else lse,
+                workspace.schedule,
+            ),
+            (self.num_rows,),
+            {
+                "NEEDS_LSE": lse is not None,
+                "BLOCK_PARTS": self.grid.block_parts,
+                "BLOCK_PIECES": shape.pieces,
+                "BLOCK_COLUMNS": shape.columns,
+                "EARLY": True,
+            },
             num_warps=4,
             launch_pdl=True,
         )
-
-    def _queries(self, q: Tensor, num_reqs: int, box: list[int]) -> TensorDescriptor:
-        """Describe queries as [requests, rows, width]: rows past the last are zeros."""
-        token, head, _ = q.stride()
-        if not is_regular(q, self):
-            raise ArgumentError(
-                "The Hopper kernel reads the rows of a query at one common stride.",
-                got=f"strides {q.stride()} at address {q.data_ptr():#x}",
-                allowed="contiguous rows, token stride = H * head stride, all of them "
-                "multiples of 16 bytes",
-                fix="join the query into a contiguous buffer first",
-            )
-        layout = gl.NVMMASharedLayout(128, 16, 3)
-        shape = [num_reqs, self.num_rows, q.shape[2]]
-        strides = [token * self.query_len, head, 1]
-        return TensorDescriptor(q, shape, strides, box, layout)
 
     def _require_served(self, cache: Tensor, kv_scale: Tensor | None) -> None:
         """Refuse a cache that no variant reads."""
@@ -263,24 +288,5 @@ class HopperStep:
         )
 
 
-def is_regular(q: Tensor, step: HopperStep) -> bool:
-    """Whether the copy engine can read queries as [requests, Q * H, width]."""
-    token, head, column = q.stride()
-    bits = q.data_ptr() | token * q.itemsize | head * q.itemsize
-    spaced = token == head * step.num_heads or step.query_len == 1
-    return column == 1 and spaced and not bits % _COPY_BYTES
-
-
-def _describe_cache(cache: Tensor) -> TensorDescriptor:
-    """Describe a cache in boxes of a page's rows by 64 columns; made anew each call.
-
-    Keeping descriptors would keep the engine's caches alive.
-    """
-    bits = cache.dtype.itemsize * 8
-    return TensorDescriptor(
-        cache,
-        list(cache.shape),
-        list(cache.stride()),
-        [1, min(cache.shape[1], 64), 64],
-        gl.NVMMASharedLayout(bits * 8, bits, 3),
-    )
+def _given(value: int | None, default: int) -> int:
+    return default if value is None else value

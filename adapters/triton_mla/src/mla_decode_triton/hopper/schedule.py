@@ -80,6 +80,7 @@ def plan_kernel(
     num_parts,
     OVERHEAD: tl.constexpr,
     MERGE: tl.constexpr,
+    PIECE: tl.constexpr,
     SNAP: tl.constexpr,
     MIN_TILES: tl.constexpr,
     BLOCK_REQS: tl.constexpr,
@@ -90,8 +91,10 @@ def plan_kernel(
 
     `seq_lens` int32 [num_reqs]; `table` int32 [8 + 8 * BLOCK_PARTS]; `scratch` int32
     [2 * BLOCK_REQS + 8 * BLOCK_PARTS]. BLOCK_REQS > num_reqs and BLOCK_PARTS > num_parts
-    are powers of two, BLOCK_REQS = 2 ** STEPS. OVERHEAD: cost of a piece, in tiles; MERGE: of having any split. SNAP: a boundary nearer than
-    this to an end of its request moves there. MIN_TILES: no part is meant to be smaller.
+    are powers of two, BLOCK_REQS = 2 ** STEPS. Costs are in tiles: OVERHEAD of an item
+    of a part, MERGE of having any split, PIECE of every piece that is merged, which all
+    parts share. SNAP: a boundary nearer than this to an end of its request moves there.
+    MIN_TILES: no part is meant to be smaller.
     """
     requests = tl.arange(0, BLOCK_REQS)
     lens = tl.load(seq_lens + requests, mask=requests < num_reqs, other=0)
@@ -163,8 +166,12 @@ def plan_kernel(
             - tl.load(scratch + BLOCK_REQS + request, mask=is_part, other=0)
         )
         cost = tl.where(is_part, walked + OVERHEAD * pieces, 0)
-        cuts_any = tl.reduce(tl.where(is_part, tile, 0), 0, _elementwise_max) > 0
-        makespan = tl.reduce(cost, 0, _elementwise_max) + tl.where(cuts_any, MERGE, 0)
+        opens = is_part & (next_tile > 0) & ((request < next_request) | (tile == 0))
+        merged = opens.to(tl.int32) + (is_part & (tile > 0)).to(tl.int32)
+        num_merged = tl.reduce(merged, 0, _sum_combine)
+        merging = MERGE + (PIECE * num_merged + num_parts - 1) // num_parts
+        makespan = tl.reduce(cost, 0, _elementwise_max)
+        makespan += tl.where(num_merged > 0, merging, 0)
         chosen = tl.where(makespan < best, candidate, chosen)
         best = tl.minimum(makespan, best)
 
