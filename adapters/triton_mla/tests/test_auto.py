@@ -241,7 +241,6 @@ def test_explain_asks_of_what_a_lowering_serves():
 
 
 def test_a_builder_is_one_of_the_serving_kernels():
-    pytest.importorskip("triton", reason="a builder loads kernels")
     problem = problem_of(graphs=True, query_lens={1, 2})
     builder = auto.builder_cls(problem, SM_90)
     assert isinstance(builder, auto.builder_cls)
@@ -257,7 +256,6 @@ def test_a_builder_is_one_of_the_serving_kernels():
 
 
 def test_classes_that_derive_from_its_builder_keep_the_kernels_methods():
-    pytest.importorskip("triton", reason="a builder loads kernels")
     base = auto.builder_cls
     seen = []
 
@@ -290,7 +288,6 @@ def test_a_card_decodes_by_either_kernel_in_the_memory_that_is_told(page_size, s
 
 
 def test_a_metadata_of_the_portable_backends_own_builder_is_not_its():
-    pytest.importorskip("triton", reason="a builder loads kernels")
     problem = problem_of(num_q_heads=2)
     step = make_step(problem, SM_90, [5], query_len=1, causal=True)
     with pytest.raises(StaleMetadataError, match="another backend's builder"):
