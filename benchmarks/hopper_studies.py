@@ -5,12 +5,20 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from typing import TYPE_CHECKING
 
 import torch
 from hopper_peers import PEERS, SCALE, Bench, available, graphed, make_step, own
 from hopper_points import Point
 
+from mla_decode import CommonAttentionMetadata, DecodeProblem, Mask
+from mla_decode_triton import chosen_backend
 from mla_decode_triton.hopper.launch import Tuning
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
 
 VARIANTS = {
     "in order": Tuning(ahead=False),
@@ -159,12 +167,20 @@ def kernels() -> None:
 
 
 def host() -> None:
-    """Host time of build and forward, eager, and whether either waits for the device."""
+    """Host time of build and forward, eager, and whether either waits for the device.
+
+    By themselves, and through the contract: core's checks and the outputs it allocates.
+    """
     bench = Bench(128 * 1024)
     point = Point(heads=16, query_len=4, requests=16, mean=1024, causal=True)
     q, table_, lens = bench.inputs(point)
     step, run = make_step(point), own(Tuning())(bench, point, q, table_, lens)
-    for name, call in (("build", lambda: step.build(lens)), ("forward", run)):
+    calls: dict[str, Callable[[], object]] = {
+        "build": lambda: step.build(lens),
+        "forward": run,
+    }
+    calls |= _contract_calls(bench, point, q, table_, lens)
+    for name, call in calls.items():
         samples = []
         for _ in range(50):
             torch.cuda.synchronize()
@@ -181,3 +197,48 @@ def host() -> None:
         print(
             f"{name}: {statistics.median(samples):.1f} us a call; behind a busy device {blocked:.2f} ms"
         )
+
+
+def _contract_calls(
+    bench: Bench, point: Point, q: Tensor, table: Tensor, lens: Tensor
+) -> dict[str, Callable[[], object]]:
+    """A build and a layer as an engine calls them; the outputs are the caller's or not."""
+    problem = DecodeProblem(
+        num_q_heads=point.heads,
+        page_size=bench.pool.shape[1],
+        query_lens=frozenset({point.query_len}),
+        masks=frozenset({Mask.CAUSAL}),
+        needs_lse=True,
+        max_num_reqs=128,
+        max_model_len=2 * point.mean,
+    )
+    backend = chosen_backend("hopper")
+    builder = backend.builder_cls(problem, "cuda")
+    rows = q.view(-1, point.heads, 576)
+    starts = torch.arange(point.requests + 1, dtype=torch.int32) * point.query_len
+    common = CommonAttentionMetadata(
+        query_start_loc=starts.cuda(),
+        query_start_loc_cpu=starts,
+        seq_lens=lens,
+        num_reqs=point.requests,
+        num_actual_tokens=rows.shape[0],
+        max_query_len=point.query_len,
+        max_seq_len=max(point.lengths()),
+        block_table_tensor=table,
+        causal=True,
+    )
+    out = torch.empty((*rows.shape[:2], 512), dtype=q.dtype, device="cuda")
+    outputs = {"out": out, "lse": torch.empty(rows.shape[:2], device="cuda")}
+    built = [builder.build(common)]
+
+    def build() -> None:
+        built[0] = builder.build(common)
+
+    def forward(**words: Tensor) -> object:
+        return backend.forward(rows, bench.pool, built[0], softmax_scale=SCALE, **words)
+
+    return {
+        "build, by contract": build,
+        "forward, by contract": forward,
+        "forward into the caller's outputs, by contract": lambda: forward(**outputs),
+    }

@@ -1,5 +1,6 @@
 """The Hopper kernel behind the contract, as far as it goes without a GPU."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -201,6 +202,14 @@ def test_is_not_interpreted():
         hopper.builder_cls(problem, SM_90).build(step.common)
 
 
+def tensor_at(address, dtype, view):
+    """The tensor that a descriptor reads, which knows its address alone."""
+    pairs = zip(view.shape, view.strides, strict=True)
+    size = 1 + sum((extent - 1) * stride for extent, stride in pairs)
+    raw = (ctypes.c_byte * (size * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(raw, dtype=dtype).as_strided(view.shape, view.strides)
+
+
 class Simulated:
     """A Gluon kernel that is launched as Triton's are, and runs in the simulator."""
 
@@ -226,7 +235,7 @@ class Simulated:
         if isinstance(value, torch.Tensor):
             return hopper_simulator.Pointer(value.view(-1))
         if hasattr(value, "block_shape"):
-            tensor = value.base.as_strided(value.shape, value.strides)
+            tensor = tensor_at(value.base.data_ptr(), value.base.dtype, value)
             return hopper_simulator.Descriptor(tensor, value.block_shape)
         return value
 

@@ -105,3 +105,26 @@ def test_a_captured_step_follows_lengths_changed_in_place():
         )
         shape = (4, query_len * num_heads)
         batches.check((out.cpu().view(*shape, 512), lse.cpu().view(shape)), expected)
+
+
+def test_a_direct_launch_gives_the_bits_of_the_front_door(monkeypatch):
+    from triton.runtime.jit import JITFunction
+
+    for query_len, num_heads in [(1, 16), (4, 16)]:
+        q, cache, table = batches.make_batch(
+            LENS, query_len, num_heads, 64, torch.bfloat16
+        )
+        lens = torch.tensor(LENS, dtype=torch.int32).cuda()
+        inputs = [q.cuda(), cache.cuda(), table.cuda(), lens]
+        step = _step(query_len, num_heads)
+        expected = _run(step, *inputs, causal=True)
+        assert len(step.variants.held) == 3
+        with monkeypatch.context() as patch:
+            patch.setattr(JITFunction, "run", None)
+            found = _run(step, *inputs, causal=True)
+        room = torch.empty(table.numel() + 1, dtype=torch.int32, device="cuda")[1:]
+        inputs[2] = room.view(table.shape).copy_(table)
+        odd = _run(step, *inputs, causal=True)
+        assert len(step.variants.held) == 3
+        for outputs in (found, odd):
+            assert all(map(torch.equal, outputs, expected))

@@ -1,0 +1,175 @@
+"""Tensors as the copy engine reads them: an address, strides, and boxes of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from mla_decode.errors import ArgumentError
+from mla_decode.problem import LATENT_WIDTH, ROPE_WIDTH
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch import Tensor
+
+_COPY_BYTES = 16
+"""What the copy engine wants addresses and strides to be multiples of."""
+_BOX_COLUMNS = 64
+_LONGEST_BOX = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BoxForm:
+    """What a compiled kernel knows of a tensor that it reads in boxes.
+
+    One object for each form (`box_form`): it is compared and hashed by identity.
+    """
+
+    dtype: torch.dtype
+    block_shape: list[int]
+    layout: gl.NVMMASharedLayout
+
+
+@cache
+def box_form(dtype: torch.dtype, rows: int) -> BoxForm:
+    """Boxes of some rows by 64 columns, in lines of 64 elements, swizzled."""
+    bits = dtype.itemsize * 8
+    return BoxForm(
+        dtype=dtype,
+        block_shape=[1, rows, _BOX_COLUMNS],
+        layout=gl.NVMMASharedLayout(bits * 8, bits, 3),
+    )
+
+
+class Boxed:
+    """A tensor that is read in boxes; of the tensor it holds the address alone.
+
+    It has what Triton's launcher reads of a descriptor, and is also its own base.
+    Made anew each call: whatever kept it would keep no memory alive.
+
+    Args:
+        form: Type and boxes.
+        address: A multiple of 16.
+        shape: Of three axes; what lies outside of it is read as zeros.
+        strides: In elements; the last one is 1, the others are multiples of 16 bytes.
+    """
+
+    __slots__ = ("address", "form", "shape", "strides")
+
+    padding = "zero"
+    round_f32_to_tf32 = False
+    mode = "tiled"
+
+    def __init__(  # by position: three of them are made a layer
+        self,
+        form: BoxForm,
+        address: int,
+        shape: Sequence[int],
+        strides: Sequence[int],
+    ) -> None:
+        self.form = form
+        self.address = address
+        self.shape = shape
+        self.strides = strides
+
+    @property
+    def base(self) -> Boxed:
+        """What to ask for the address and the type."""
+        return self
+
+    def data_ptr(self) -> int:
+        """Its address."""
+        return self.address
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its elements."""
+        return self.form.dtype
+
+    @property
+    def block_shape(self) -> list[int]:
+        """Of a box."""
+        return self.form.block_shape
+
+    @property
+    def layout(self) -> gl.NVMMASharedLayout:
+        """Of a box in shared memory."""
+        return self.form.layout
+
+    def described(self) -> Any:
+        """Give Triton's own descriptor, which its front door takes and checks."""
+        form = self.form
+        return TensorDescriptor(
+            self, list(self.shape), list(self.strides), form.block_shape, form.layout
+        )
+
+
+def box_cache(cache: Tensor) -> Boxed:
+    """Read a cache [pages, page_size, 576] in boxes of a page's rows, 64 at most."""
+    shape = cache.shape
+    form = box_form(cache.dtype, min(shape[1], _LONGEST_BOX))
+    return Boxed(form, cache.data_ptr(), shape, cache.stride())
+
+
+def box_queries(
+    latent: Tensor, rope: Tensor | None, *, query_len: int, rows: int
+) -> tuple[Boxed, Boxed]:
+    """Read queries as [requests, Q * H, width]: rows past the last are zeros.
+
+    Args:
+        latent: [T, H, 512], or [T, H, 576] where there is no `rope`.
+        rope: [T, H, 64]; None: the last 64 columns of `latent`, of which no view is made.
+        query_len: Q; T is a multiple of it.
+        rows: Of a box.
+
+    Raises:
+        ArgumentError: `is_regular` is false of one of them.
+    """
+    form = box_form(latent.dtype, rows)
+    num_tokens, num_heads, _ = latent.shape
+    shape = num_tokens // query_len, query_len * num_heads
+    token, head = _row_strides(latent, query_len)
+    strides = token * query_len, head, 1
+    address = latent.data_ptr()
+    boxed_latent = Boxed(form, address, (*shape, LATENT_WIDTH), strides)
+    if rope is None:
+        rope_at = address + LATENT_WIDTH * latent.element_size()
+    else:
+        rope_at = rope.data_ptr()
+        token, head = _row_strides(rope, query_len)
+        strides = token * query_len, head, 1
+    return boxed_latent, Boxed(form, rope_at, (*shape, ROPE_WIDTH), strides)
+
+
+def is_regular(q: Tensor, query_len: int) -> bool:
+    """Whether the copy engine can read a query as [requests, Q * H, width]."""
+    return _regular_strides(q, query_len) is not None
+
+
+def _regular_strides(q: Tensor, query_len: int) -> tuple[int, int] | None:
+    """Token and head stride of a regular query."""
+    token, head, column = q.stride()
+    bits = q.data_ptr() | (token | head) * q.element_size()
+    spaced = query_len == 1 or token == head * q.shape[1]
+    if column == 1 and spaced and not bits % _COPY_BYTES:
+        return token, head
+    return None
+
+
+def _row_strides(q: Tensor, query_len: int) -> tuple[int, int]:
+    strides = _regular_strides(q, query_len)
+    if strides is None:
+        raise ArgumentError(
+            "The Hopper kernel reads the rows of a query at one common stride.",
+            got=f"strides {q.stride()} at address {q.data_ptr():#x}",
+            allowed="contiguous rows, token stride = H * head stride, all of them "
+            "multiples of 16 bytes",
+            fix="join the query into a contiguous buffer first",
+        )
+    return strides
