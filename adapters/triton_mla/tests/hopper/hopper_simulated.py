@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import hopper_simulator
 import torch
 from hopper_batches import KV_SCALE, SCALE, make_batch, oracle
-from hopper_simulator import Descriptor, Pointer
+from hopper_simulator import Descriptor, Pointer, flat
 
 HEADER = 8
 BLOCK_PARTS = 16
@@ -104,16 +104,21 @@ def simulate(case, variant, *, merge=None, seed=0, trees=None):
         seed: Of the schedule.
         trees: Syntax trees of modules in place of their own.
     """
-    from mla_decode_triton.hopper import asym, swap, swap_fp8
+    from mla_decode_triton.hopper import asym, asym_fp8, swap, swap_fp8
 
     num_rows = case.num_rows
     name = variant.split()[0]
-    tile_rows = 64 if name == "asym" else 16 if num_rows <= 16 else 32
-    constants = {"ROWS": tile_rows}
-    if name == "asym":
-        constants = {"AHEAD": variant == "asym ahead"}
+    many = name.startswith("asym")
+    tile_rows = 64 if many else 16 if num_rows <= 16 else 32
+    own = {"AHEAD": variant.endswith("ahead")} if many else {"ROWS": tile_rows}
     if case.is_fp8:
-        constants["kv_scale"] = Pointer(torch.tensor([KV_SCALE]))
+        own["kv_scale"] = Pointer(torch.tensor([KV_SCALE]))
+    if name == "asym_fp8":
+        own["kv"] = Pointer(flat(case.cache))
+        own |= {"page_stride": case.cache.stride(0) // 16, "PREFETCH": 3}
+    else:
+        own["kv"] = Descriptor(case.cache, [1, min(case.cache.shape[1], 64), 64])
+        own["num_pages"] = case.cache.shape[0]
     nan = float("nan")
     out = torch.full((len(case.q) * num_rows * 512,), nan, dtype=case.q.dtype)
     lse = torch.full((len(case.q) * num_rows,), nan)
@@ -122,7 +127,6 @@ def simulate(case, variant, *, merge=None, seed=0, trees=None):
     arguments = dict(
         q_latent=Descriptor(case.q[..., :512], [1, tile_rows, 64]),
         q_rope=Descriptor(case.q[..., 512:], [1, tile_rows, 64]),
-        kv=Descriptor(case.cache, [1, min(case.cache.shape[1], 64), 64]),
         table=Pointer(case.table.flatten()),
         seq_lens=Pointer(case.seq_lens),
         schedule=Pointer(case.schedule),
@@ -134,16 +138,15 @@ def simulate(case, variant, *, merge=None, seed=0, trees=None):
         num_heads=case.num_heads,
         query_len=case.query_len,
         table_stride=case.table.stride(0),
-        num_pages=case.cache.shape[0],
         num_reqs=len(case.q),
         num_parts=case.num_parts,
         CAUSAL=case.causal,
         NEEDS_LSE=True,
         PAGE=case.cache.shape[1],
-        **constants,
+        **own,
     )
     hopper_simulator.run(
-        {"asym": asym, "swap": swap, "swap_fp8": swap_fp8}[name],
+        {"asym": asym, "asym_fp8": asym_fp8, "swap": swap, "swap_fp8": swap_fp8}[name],
         f"{name}_kernel",
         (math.ceil(num_rows / tile_rows), case.num_parts),
         arguments,

@@ -19,6 +19,10 @@ from hopper_simulated import interpreted_merge, make_case, simulate
         ("asym ahead", 3, 30, 16, False),
         ("swap_fp8", 2, 16, 64, True),
         ("swap_fp8", 3, 5, 16, False),
+        ("asym_fp8", 4, 16, 64, True),
+        ("asym_fp8", 3, 30, 16, False),
+        ("asym_fp8", 4, 7, 32, False),
+        ("asym_fp8 ahead", 3, 30, 128, True),
     ],
 )
 def test_agrees_with_float64(plan_kernel, variant, query_len, num_heads, causal, page):
@@ -46,6 +50,8 @@ def test_agrees_with_float64(plan_kernel, variant, query_len, num_heads, causal,
         ("swap_fp8", 2, 16),
         ("asym", 4, 16),
         ("asym ahead", 3, 30),
+        ("asym_fp8", 4, 16),
+        ("asym_fp8 ahead", 3, 30),
     ],
 )
 def test_agrees_with_float64_on_the_whole_grid(

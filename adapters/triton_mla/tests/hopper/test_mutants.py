@@ -12,7 +12,11 @@ LENS = [200, 0, 65, 7]
 """Tiles of one part: enough that every barrier completes a third phase or a second."""
 
 VARIANTS = {
-    "asym": ["asym", "asym ahead"],
+    "asym": ["asym"],
+    "asym_fp8": ["asym_fp8"],
+    "scorer": ["asym", "asym ahead"],
+    "multiplier": ["asym"],
+    "words": ["asym_fp8"],
     "swap": ["swap", "swap_fp8"],
     "swap_fp8": ["swap_fp8"],
     "copying": ["asym", "swap", "swap_fp8"],
@@ -27,8 +31,8 @@ HARMLESS = {
     "copying.load_queries: mbarrier.expect(queries.full, ROWS * 576 * BYTES)": EARLY_BYTES,
     "copying.produce: mbarrier.expect(left_full, LEFT)": EARLY_BYTES,
     "copying.produce: mbarrier.expect(right_full, RIGHT)": EARLY_BYTES,
-    "asym._weigh: barrier()": "the decays lie in memory of their own",
-    "asym._score: signal(keys.left_free.index(stage))": "freed a little later",
+    "scorer._weigh: barrier()": "the decays lie in memory of their own",
+    "scorer.score: signal(keys.left_free.index(stage))": "freed a little later",
     "swap_fp8._widen: mbarrier.wait(narrow.left_full.index(0), step & 1)": "two waits",
     "swap_fp8._widen: mbarrier.arrive(narrow.left_free.index(0), count=1)": "freed "
     "later, and the copies into the other half were issued before",
@@ -50,10 +54,12 @@ def cases(plan_kernel):
             **options,
         )
 
-    many = make(4)
+    many, many_fp8 = make(4), make(4, fp8=True)
     return {
         "asym": many,
         "asym ahead": many,
+        "asym_fp8": many_fp8,
+        "asym_fp8 ahead": many_fp8,
         "swap": make(1),
         "swap_fp8": make(1, fp8=True),
     }
@@ -95,7 +101,10 @@ def test_no_schedule_hides_a_fault(cases):
             assert complaint(cases["swap"], "swap", seed=seed, trees=mutant.trees)
 
 
-@pytest.mark.parametrize("variant", ["asym", "asym ahead", "swap", "swap_fp8"])
+@pytest.mark.parametrize(
+    "variant",
+    ["asym", "asym ahead", "asym_fp8", "asym_fp8 ahead", "swap", "swap_fp8"],
+)
 def test_the_kernels_are_right_on_every_schedule(cases, variant):
     for seed in range(4):
         assert complaint(cases[variant], variant, seed=seed) is None

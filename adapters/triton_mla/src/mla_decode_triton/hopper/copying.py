@@ -194,10 +194,10 @@ def produce(
 def write_empty(part, out, lse, NEEDS_LSE: gl.constexpr, ROWS: gl.constexpr):
     """EMPTY rows (out = 0, lse = -inf) of every request that has no key.
 
-    Request r is the duty of part r mod num_parts, for its own tile of rows. Meant for
-    a partition of one warp.
+    Request r is the duty of part r mod num_parts, for its own tile of rows.
     """
-    COLUMNS: gl.constexpr = gl.BlockedLayout([8], [32], [1], [0])
+    WARPS: gl.constexpr = gl.num_warps()
+    COLUMNS: gl.constexpr = gl.BlockedLayout([8 // WARPS], [32], [WARPS], [0])
     columns = gl.arange(0, LATENT, layout=COLUMNS)
     zeros = gl.full([LATENT], 0.0, out.dtype.element_ty, layout=COLUMNS)
     last_row = gl.minimum(part.row0 + ROWS, part.num_rows)

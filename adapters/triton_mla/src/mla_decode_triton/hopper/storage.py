@@ -56,6 +56,26 @@ class Keys:
         self.right_free = right_free
 
 
+@aggregate
+class Handover:
+    """What the scorer gives the multiplier: of each tile, and of each item its sums."""
+
+    decays: gl.shared_memory_descriptor
+    weights: gl.shared_memory_descriptor
+    """In the bytes of the tile's rope part, which has been used by then."""
+    weights_full: gl.shared_memory_descriptor
+    totals: gl.shared_memory_descriptor
+    totals_full: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, decays, weights, weights_full, totals, totals_full) -> None:
+        self.decays = decays
+        self.weights = weights
+        self.weights_full = weights_full
+        self.totals = totals
+        self.totals_full = totals_full
+
+
 @gluon.jit
 def new_barriers(COUNT: gl.constexpr):
     """`COUNT` barriers of one arrival."""
@@ -117,4 +137,17 @@ def key_matrices(keys, dtype: gl.constexpr):
         keys.right_full,
         keys.left_free,
         keys.right_free,
+    )
+
+
+@gluon.jit
+def new_handover(keys, ROWS: gl.constexpr):
+    """Memory for what the scorer gives the multiplier, beside that of `keys`."""
+    VECTOR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    return Handover(
+        gl.allocate_shared_memory(gl.float32, [2, ROWS], VECTOR),
+        keys.rope,
+        new_barriers(2),
+        gl.allocate_shared_memory(gl.float32, [2, ROWS], VECTOR),
+        new_barriers(2),
     )

@@ -14,7 +14,7 @@ modelled.
 
 from .binding import run, source_tree
 from .races import DeadlockError, RaceError, SimulationError
-from .tensors import Descriptor, Pointer
+from .tensors import Descriptor, Pointer, flat
 
 __all__ = [
     "DeadlockError",
@@ -22,6 +22,7 @@ __all__ = [
     "Pointer",
     "RaceError",
     "SimulationError",
+    "flat",
     "run",
     "source_tree",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import random
+import re
 
 import torch
 
@@ -18,7 +19,9 @@ from .turns import Turns
 class Language:
     """What `gl` is to a kernel: the part without shared memory."""
 
-    int32, int64, float32 = torch.int32, torch.int64, torch.float32
+    int8, int32, int64 = torch.int8, torch.int32, torch.int64
+    float16, float32 = torch.float16, torch.float32
+    float8e4nv = torch.float8_e4m3fn
     static_range = staticmethod(builtins.range)
     constexpr = staticmethod(lambda value: value)
     NVMMADistributedLayout = NVMMASharedLayout = staticmethod(lambda *_: None)
@@ -76,7 +79,30 @@ class Language:
         return x
 
     @staticmethod
-    def load(pointer, mask=None, other=None):
+    def cast(x, dtype, *, bitcast=False):
+        return x.view(dtype) if bitcast else x.to(dtype)
+
+    @staticmethod
+    def pointer_type(dtype):
+        return dtype
+
+    @staticmethod
+    def join(a, b):
+        return torch.stack([a, b], -1)
+
+    @staticmethod
+    def reshape(x, shape):
+        return x.reshape([int(size) for size in shape])
+
+    @staticmethod
+    def inline_asm_elementwise(asm, constraints, operands, *, dtype, is_pure, pack):  # noqa: ARG004 - it computes nothing
+        """Judge a prefetch, the one instruction that is written by hand."""
+        size = re.search(r"prefetch\.L2\.global \[\$1\], (\d+);", asm).group(1)
+        pointers, mask = operands
+        pointers.check_inside(mask != 0, int(size))
+
+    @staticmethod
+    def load(pointer, mask=None, other=None, cache_modifier=None):  # noqa: ARG004 - caches are not modelled
         return pointer.load(mask, other)
 
     @staticmethod
@@ -100,6 +126,9 @@ class World(Language):
     @property
     def me(self):
         return self.turns.running
+
+    def num_warps(self):
+        return self.me.num_warps
 
     def program_id(self, axis):
         return Scalar(self.program[axis])

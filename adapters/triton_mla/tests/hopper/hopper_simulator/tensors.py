@@ -9,6 +9,12 @@ import torch
 from .scalars import Scalar
 
 
+def flat(tensor):
+    """The memory that a tensor spans, as one row of elements."""
+    spans = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.as_strided([1 + sum((n - 1) * s for n, s in spans)], [1])
+
+
 class Pointer:
     """Elements of a flat tensor, and where this pointer (or block of them) points."""
 
@@ -27,13 +33,35 @@ class Pointer:
 
     def load(self, mask, other):
         if isinstance(self.offset, torch.Tensor):
-            raise NotImplementedError("block loads are not used by these kernels")
+            return self._load_block(mask, other)
         if mask is not None and not mask:
             return other
         if not 0 <= self.offset < self.tensor.numel():
             raise IndexError("a load outside of a global tensor")
         value = self.tensor[self.offset].item()
         return value if isinstance(value, float) else Scalar(value)
+
+    def view(self, dtype):
+        if self.offset:
+            raise NotImplementedError("a cast of a pointer that was moved")
+        return Pointer(self.tensor.view(dtype))
+
+    def unsqueeze(self, axis):
+        return Pointer(self.tensor, self.offset.unsqueeze(axis))
+
+    def check_inside(self, mask, num_bytes):
+        """Raise where memory from these pointers on is not all of the tensor's."""
+        first = self.offset[mask]
+        stop = first + num_bytes // self.tensor.itemsize
+        if first.numel() and not 0 <= first.min() <= stop.max() <= self.tensor.numel():
+            raise IndexError("a load outside of a global tensor")
+
+    def _load_block(self, mask, other):
+        mask = mask.expand(self.offset.shape)
+        self.check_inside(mask, self.tensor.itemsize)
+        values = torch.full(self.offset.shape, other, dtype=self.tensor.dtype)
+        values[mask] = self.tensor[self.offset[mask]]
+        return values
 
     def store(self, value, mask):
         offset = torch.as_tensor(self.offset)
