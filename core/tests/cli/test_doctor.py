@@ -178,8 +178,8 @@ def test_usage_errors_exit_with_four(capsys, monkeypatch):
 def test_a_named_arch_is_judged_and_not_simulated(monkeypatch):
     asked = []
 
-    def sections(device, _timeout):
-        asked.append(device)
+    def sections(device, _timeout, *, elsewhere):
+        asked.append((device, elsewhere))
         return (SECTION,)
 
     monkeypatch.setattr(diagnosis_module, "backend_sections", sections)
@@ -190,11 +190,11 @@ def test_a_named_arch_is_judged_and_not_simulated(monkeypatch):
     monkeypatch.setattr(diagnosis_module, "look_at_machine", lambda: AMD)
     diagnosis_module.diagnose("gfx942")
     diagnosis_module.diagnose()
-    assert [(d.arch, d.assumed) for d in asked] == [
-        ("gfx942", False),
-        ("gfx950", False),
+    assert [(d.arch, d.assumed, elsewhere) for d, elsewhere in asked] == [
+        ("gfx942", False, True),
+        ("gfx950", False, False),
     ]
-    assert asked[1].name == "MI"
+    assert asked[1][0].name == "MI"
 
 
 # --- torch and triton ---------------------------------------------------------------
@@ -233,6 +233,16 @@ def test_the_wrong_torch_build_is_told(build, machine, level, words):
     assert worst(found) is level
     assert words in " ".join(finding.what for finding in found)
     assert all(f.fix for f in found if f.level is Level.ERROR)
+
+
+def test_a_fitting_build_need_not_see_the_gpu_of_a_machine_that_was_named():
+    build = TorchBuild(version="2.13", cuda="13", where="/t")
+    built, blind = torch_findings(build, NVIDIA, elsewhere=True)
+    assert (built.level, built.got) == (Level.OK, "/t")
+    assert (blind.level, blind.fix) == (Level.WARN, "")
+    assert "sees no GPU" in blind.what
+    (wrong,) = torch_findings(build, AMD, elsewhere=True)
+    assert wrong.level is Level.ERROR
 
 
 def test_a_torch_that_fails_in_an_unknown_way_keeps_its_words(monkeypatch):
@@ -448,10 +458,23 @@ def refusal(code):
     return Refusal(code=code, message="gone", got="g", allowed="a", fix="f")
 
 
-def answers(capsys, monkeypatch, candidates, device=CPU, skipped=()):
+class Absent(ReferenceBackend):
+    """Its GPU is not here, and perhaps more is wrong."""
+
+    name = "absent"
+    reasons = (refusal(RefusalCode.DEVICE_ABSENT),)
+
+    def refusals(self, problem, device):
+        del problem, device
+        return list(self.reasons)
+
+
+def answers(
+    capsys, monkeypatch, candidates, device=CPU, skipped=(), *, elsewhere=False
+):
     known = {candidate.name: candidate for candidate in candidates}
     monkeypatch.setattr(asking_module, "discover", lambda: known)
-    asking_module.answer(device, skipped)
+    asking_module.answer(device, skipped, elsewhere=elsewhere)
     said = [
         json.loads(line[len(MARK) :])
         for line in capsys.readouterr().out.splitlines()
@@ -476,6 +499,23 @@ def test_an_outdated_library_is_said_and_nothing_is_said_twice(capsys, monkeypat
         ("error", "lib is outdated: causal only."),
         ("error", "second reason"),
     ]
+
+
+def test_a_gpu_that_is_absent_is_no_error_where_its_arch_was_named(
+    capsys, monkeypatch
+):
+    absent = [Candidate(name="absent", backend=Absent())]
+    serving, findings = answers(capsys, monkeypatch, absent)
+    assert (serving, findings[-1]) == ([], ("absent", "error", "gone"))
+    serving, findings = answers(capsys, monkeypatch, absent, elsewhere=True)
+    assert serving == ["absent"]
+    assert [level for _, level, _ in findings] == ["ok", "warn", "ok"]
+    assert findings[-1][2] == "loads and would serve cpu: reference"
+    more = (*Absent.reasons, refusal(RefusalCode.DEPENDENCY))
+    monkeypatch.setattr(Absent, "reasons", more)
+    serving, findings = answers(capsys, monkeypatch, absent, elsewhere=True)
+    assert serving == []
+    assert [level for _, level, _ in findings] == ["ok", "warn", "error"]
 
 
 def test_a_backend_that_raises_is_its_own_finding(capsys, monkeypatch):

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from mla_decode.backend import Backend
     from mla_decode.device import DeviceInfo
     from mla_decode.discovery import Candidate
+    from mla_decode.refusal import Refusal
 
 PLAIN = DecodeProblem(num_q_heads=16, max_num_reqs=8, max_model_len=4096)
 """What every backend can do: 16 heads, one token, bf16, pages of 64."""
 
 
-def answer(device: DeviceInfo, skipped: Collection[str] = ()) -> None:
+def answer(
+    device: DeviceInfo, skipped: Collection[str] = (), *, elsewhere: bool = False
+) -> None:
     """Say what each backend finds; whoever is about to be asked is named before.
 
     A library whose import kills the process takes none of the earlier answers with it.
@@ -32,6 +35,7 @@ def answer(device: DeviceInfo, skipped: Collection[str] = ()) -> None:
     Args:
         device: This machine's, or the one that its image is meant for.
         skipped: Backends that were asked by an earlier child.
+        elsewhere: Whether this machine need not have the device: it was named.
     """
     known = discover()
     order = AUTO_ORDER.get(device.arch) or AUTO_ORDER[device.vendor]
@@ -40,13 +44,14 @@ def answer(device: DeviceInfo, skipped: Collection[str] = ()) -> None:
         if name in known and name not in skipped:
             say(name=name, findings=[])
             wanted = name in order
-            for finding in _about(known[name], device, wanted=wanted):
+            found = _about(known[name], device, wanted=wanted, elsewhere=elsewhere)
+            for finding in found:
                 say(name=name, findings=[finding.as_dict()])
     say(name="", findings=[])
 
 
 def _about(
-    candidate: Candidate, device: DeviceInfo, *, wanted: bool
+    candidate: Candidate, device: DeviceInfo, *, wanted: bool, elsewhere: bool
 ) -> Iterator[Finding]:
     backend = candidate.backend
     if backend is None:
@@ -65,19 +70,28 @@ def _about(
         return
     told = {finding.what for finding in hooked}
     reasons = ask(backend, PLAIN, device)
+    forgiven = {RefusalCode.DEVICE_ABSENT} if elsewhere else set()
     for reason in reasons:
         if reason.message not in told:
-            yield Finding(
-                level=Level.ERROR,
-                what=reason.message,
-                got=reason.got,
-                fix=reason.fix,
-            )
-    if not reasons:
+            yield _refused(reason, is_wrong=reason.code not in forgiven)
+    if all(reason.code in forgiven for reason in reasons):
         yield from _libraries(backend, device)
         word = backend.evidence(device)
         say(serving=candidate.name)
-        yield Finding(level=Level.OK, what=f"loads and serves {device.arch}: {word}")
+        verb = "would serve" if reasons else "serves"
+        yield Finding(level=Level.OK, what=f"loads and {verb} {device.arch}: {word}")
+
+
+def _refused(reason: Refusal, *, is_wrong: bool) -> Finding:
+    if is_wrong:
+        return Finding(
+            level=Level.ERROR, what=reason.message, got=reason.got, fix=reason.fix
+        )
+    return Finding(
+        level=Level.WARN,
+        what=f"{reason.message}; the arch was named, and may be elsewhere",
+        got=reason.got,
+    )
 
 
 def _absent(candidate: Candidate, *, wanted: bool) -> Finding:

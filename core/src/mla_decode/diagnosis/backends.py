@@ -18,12 +18,13 @@ _ASK = """
 import json, sys
 from mla_decode.device import DeviceInfo
 from mla_decode.diagnosis.asking import answer
-answer(DeviceInfo(**json.loads(sys.argv[1])), sys.argv[2:])
+device, elsewhere = json.loads(sys.argv[1])
+answer(DeviceInfo(**device), sys.argv[2:], elsewhere=elsewhere)
 """
 
 
 def backend_sections(
-    device: DeviceInfo, timeout_s: float = PATIENCE_S
+    device: DeviceInfo, timeout_s: float = PATIENCE_S, *, elsewhere: bool = False
 ) -> tuple[Section, ...]:
     """A section for each backend, known or installed, and one for who serves.
 
@@ -32,14 +33,15 @@ def backend_sections(
     Args:
         device: This machine's, or the one that its image is meant for.
         timeout_s: Of each child.
+        elsewhere: Whether this machine need not have the device: that it is absent is
+            then worth a warning.
     """
+    asked_about = json.dumps([device.as_dict(), elsewhere])
     found: dict[str, list[Finding]] = {}
     serving: list[str] = []
     is_done = False
     while not is_done:
-        child = ask_child(
-            _ASK, json.dumps(device.as_dict()), *found, timeout_s=timeout_s
-        )
+        child = ask_child(_ASK, asked_about, *found, timeout_s=timeout_s)
         asked: list[str] = []
         for said in child.said:
             if "serving" in said:

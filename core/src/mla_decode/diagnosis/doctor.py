@@ -63,15 +63,16 @@ def diagnose(arch: str | None = None, timeout_s: float = PATIENCE_S) -> Diagnosi
         if arch is None
         else Machine(vendor=vendor_of(arch), arch=arch, source="named by --arch")
     )
-    torch = ask_torch(timeout_s)
-    device = _device(machine, torch, named=arch is not None)
+    torch, named = ask_torch(timeout_s), arch is not None
+    device = _device(machine, torch, named=named)
     sections = [_base(), Section(about="device", findings=(_shown(device, machine),))]
     if isinstance(torch, Finding):
         sections.append(Section(about="torch", findings=(torch,)))
     else:
-        found = (*torch_findings(torch, machine), triton_finding())
+        built = torch_findings(torch, machine, elsewhere=named)
+        found = (*built, triton_finding())
         sections.append(Section(about="torch", findings=found))
-        sections += backend_sections(device, timeout_s)
+        sections += backend_sections(device, timeout_s, elsewhere=named)
     return Diagnosis(device=device, sections=tuple(sections))
 
 

@@ -101,8 +101,17 @@ def wrong_torch(library: str, vendor: str, level: Level) -> Finding | None:
     )
 
 
-def torch_findings(torch: TorchBuild, machine: Machine) -> tuple[Finding, ...]:
-    """Whether the build is the one for the machine, and sees its GPU."""
+def torch_findings(
+    torch: TorchBuild, machine: Machine, *, elsewhere: bool = False
+) -> tuple[Finding, ...]:
+    """Whether the build is the one for the machine, and sees its GPU.
+
+    Args:
+        torch: The build.
+        machine: What it should fit.
+        elsewhere: Whether the machine is one that was named, and its GPU need not be
+            here.
+    """
     got = f"torch {torch.version} ({_WORDS[torch.vendor]} build)"
     if machine.vendor not in {"cpu", torch.vendor}:
         host = _HOSTS[machine.vendor]
@@ -115,6 +124,10 @@ def torch_findings(torch: TorchBuild, machine: Machine) -> tuple[Finding, ...]:
                 "package index, alone: merged indexes pick any build",
             ),
         )
+    found = Finding(level=Level.OK, what=got, got=torch.where)
+    if machine.vendor != "cpu" and not torch.arch and elsewhere:
+        what = "torch sees no GPU here; the arch was named, and may be elsewhere"
+        return found, Finding(level=Level.WARN, what=what, got=machine.source)
     if machine.vendor != "cpu" and not torch.arch:
         return (
             Finding(
@@ -125,7 +138,6 @@ def torch_findings(torch: TorchBuild, machine: Machine) -> tuple[Finding, ...]:
                 "HIP_VISIBLE_DEVICES, and that the container passes the GPU through",
             ),
         )
-    found = Finding(level=Level.OK, what=got, got=torch.where)
     if torch.arch and not _has_kernels(torch):
         lacks = Finding(
             level=Level.ERROR,
