@@ -501,9 +501,7 @@ def test_an_outdated_library_is_said_and_nothing_is_said_twice(capsys, monkeypat
     ]
 
 
-def test_a_gpu_that_is_absent_is_no_error_where_its_arch_was_named(
-    capsys, monkeypatch
-):
+def test_a_gpu_that_is_absent_is_no_error_where_its_arch_was_named(capsys, monkeypatch):
     absent = [Candidate(name="absent", backend=Absent())]
     serving, findings = answers(capsys, monkeypatch, absent)
     assert (serving, findings[-1]) == ([], ("absent", "error", "gone"))
