@@ -19,7 +19,6 @@ from mla_decode_triton.hopper.copying import produce
 from mla_decode_triton.hopper.rows import Outputs
 from mla_decode_triton.hopper.storage import (
     Keys,
-    key_matrices,
     new_barriers,
     new_keys,
     new_queries,
@@ -27,19 +26,22 @@ from mla_decode_triton.hopper.storage import (
 )
 from mla_decode_triton.hopper.swap import consume
 from mla_decode_triton.hopper.walk import (
+    HALF,
     TILE,
     Part,
     part_range,
     piece_range,
     signal,
 )
+from mla_decode_triton.hopper.widening import widened
 
 
 @gluon.jit
-def _widen(narrow, wide, part):
-    """Write each half of a tile in the query's type, as it arrives and there is room.
+def _widen(narrow, wide, part, IS_LEFT: gl.constexpr):
+    """Write one half of every tile in the query's type.
 
-    Both are groups of 64 columns: of one fp8 tile, and of two stages.
+    The half lies in registers between the two memories, so that the fp8 one is refilled
+    while this one waits for room. The rope part belongs to the left half.
     """
     BLOCK: gl.constexpr = gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0])
     dtype: gl.constexpr = wide.left.dtype
@@ -50,34 +52,37 @@ def _widen(narrow, wide, part):
         first, last, _ = piece_range(req, seq_len, req0, tile0, req1, tile1)
         for _tile in range(first, last):
             stage = step & 1
-            mbarrier.wait(narrow.left_full.index(0), step & 1)
-            mbarrier.wait(wide.left_free.index(stage), ((step >> 1) & 1) ^ 1)
-            wide.rope.index(stage).store(narrow.rope.index(0).load(BLOCK).to(dtype))
-            for group in gl.static_range(4):
-                part_of = wide.left.index(stage * 4 + group)
-                part_of.store(narrow.left.index(group).load(BLOCK).to(dtype))
-            fence_async_shared()
-            signal(wide.left_full.index(stage))
-            mbarrier.arrive(narrow.left_free.index(0), count=1)
-            mbarrier.wait(narrow.right_full.index(0), step & 1)
-            for group in gl.static_range(4):
-                part_of = wide.right.index(stage * 4 + group)
-                part_of.store(narrow.right.index(group).load(BLOCK).to(dtype))
-            fence_async_shared()
-            signal(wide.right_full.index(stage))
-            mbarrier.arrive(narrow.right_free.index(0), count=1)
+            parity = ((step >> 1) & 1) ^ 1
+            if IS_LEFT:
+                mbarrier.wait(narrow.left_full.index(0), step & 1)
+                codes = narrow.left.index(0).load(BLOCK)
+                rope_codes = narrow.rope.index(0).load(BLOCK)
+                signal(narrow.left_free.index(0))
+                mbarrier.wait(wide.left_free.index(stage), parity)
+                wide.rope.index(stage).store(widened(rope_codes, dtype))
+                wide.left.index(stage).store(widened(codes, dtype))
+                fence_async_shared()
+                signal(wide.left_full.index(stage))
+            else:
+                mbarrier.wait(narrow.right_full.index(0), step & 1)
+                codes = narrow.right.index(0).load(BLOCK)
+                signal(narrow.right_free.index(0))
+                mbarrier.wait(wide.right_free.index(stage), parity)
+                wide.right.index(stage).store(widened(codes, dtype))
+                fence_async_shared()
+                signal(wide.right_full.index(stage))
             step += 1
         seq_len = next_len
 
 
 @gluon.jit
 def _new_wide_keys(dtype: gl.constexpr):
-    """Two stages in the query's type, as groups of 64 columns."""
+    """Two stages in the query's type."""
     MATRIX: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     free = new_barriers(2)
     return Keys(
-        gl.allocate_shared_memory(dtype, [8, TILE, 64], MATRIX),
-        gl.allocate_shared_memory(dtype, [8, TILE, 64], MATRIX),
+        gl.allocate_shared_memory(dtype, [2, TILE, HALF], MATRIX),
+        gl.allocate_shared_memory(dtype, [2, TILE, HALF], MATRIX),
         gl.allocate_shared_memory(dtype, [2, TILE, 64], MATRIX),
         new_barriers(2),
         new_barriers(2),
@@ -87,12 +92,12 @@ def _new_wide_keys(dtype: gl.constexpr):
 
 
 @gluon.jit
-def _narrow_groups(keys, dtype: gl.constexpr):
-    """One fp8 tile as groups of 64 columns."""
+def _narrow_matrices(keys, dtype: gl.constexpr):
+    """One fp8 tile as [1, 64, 256] twice and [1, 64, 64]."""
     NARROW: gl.constexpr = gl.NVMMASharedLayout(64, 8, 2)
     return Keys(
-        reinterpret(keys.left, dtype, [4, TILE, 64], NARROW),
-        reinterpret(keys.right, dtype, [4, TILE, 64], NARROW),
+        reinterpret(keys.left, dtype, [1, TILE, HALF], NARROW),
+        reinterpret(keys.right, dtype, [1, TILE, HALF], NARROW),
         reinterpret(keys.rope, dtype, [1, TILE, 64], NARROW),
         keys.left_full,
         keys.right_full,
@@ -141,6 +146,7 @@ def swap_fp8_kernel(
     dtype: gl.constexpr = q_latent.dtype
     queries = new_queries(q_latent, q_rope, dtype, ROWS)
     raw = new_keys(kv, PIECE, 1, False)
+    narrow = _narrow_matrices(raw, kv.dtype)
     wide = _new_wide_keys(dtype)
     weights = gl.allocate_shared_memory(dtype, [TILE, ROWS], WEIGHTS)
     fence_async_shared()
@@ -159,7 +165,7 @@ def swap_fp8_kernel(
                 consume,
                 (
                     query_matrices(queries, dtype, ROWS),
-                    key_matrices(wide, dtype),
+                    wide,
                     weights,
                     part,
                     Outputs(out, lse, partial_out, partial_lse),
@@ -173,7 +179,8 @@ def swap_fp8_kernel(
                     PIECE,
                 ),
             ),
-            (_widen, (_narrow_groups(raw, kv.dtype), wide, part)),
+            (_widen, (narrow, wide, part, True)),
+            (_widen, (narrow, wide, part, False)),
             (
                 produce,
                 (
@@ -198,6 +205,6 @@ def swap_fp8_kernel(
                 ),
             ),
         ],
-        [4, 1],
-        [168, 40],
+        [4, 4, 1],
+        [112, 112, 40],
     )

@@ -8,6 +8,7 @@ import re
 
 import torch
 
+from .assembly import run_packed
 from .barriers import Barriers
 from .memory import Shared
 from .products import InFlight, Product
@@ -20,8 +21,8 @@ class Language:
     """What `gl` is to a kernel: the part without shared memory."""
 
     int8, int32, int64 = torch.int8, torch.int32, torch.int64
-    float16, float32 = torch.float16, torch.float32
-    float8e4nv = torch.float8_e4m3fn
+    float32, float8e4nv = torch.float32, torch.float8_e4m3fn
+    bfloat16, float16 = torch.bfloat16, torch.float16
     static_range = staticmethod(builtins.range)
     constexpr = staticmethod(lambda value: value)
     NVMMADistributedLayout = NVMMASharedLayout = staticmethod(lambda *_: None)
@@ -79,6 +80,14 @@ class Language:
         return x
 
     @staticmethod
+    def inline_asm_elementwise(asm, constraints, args, *, dtype, is_pure, pack):
+        if "prefetch" in asm:
+            return _judge_prefetch(asm, *args)
+        if (constraints, is_pure, pack) != ("=r,=r,r", True, 4):
+            raise NotImplementedError(constraints)
+        return run_packed(asm, *args, dtype)
+
+    @staticmethod
     def cast(x, dtype, *, bitcast=False):
         return x.view(dtype) if bitcast else x.to(dtype)
 
@@ -95,19 +104,18 @@ class Language:
         return x.reshape([int(size) for size in shape])
 
     @staticmethod
-    def inline_asm_elementwise(asm, constraints, operands, *, dtype, is_pure, pack):  # noqa: ARG004 - it computes nothing
-        """Judge a prefetch, the one instruction that is written by hand."""
-        size = re.search(r"prefetch\.L2\.global \[\$1\], (\d+);", asm).group(1)
-        pointers, mask = operands
-        pointers.check_inside(mask != 0, int(size))
-
-    @staticmethod
     def load(pointer, mask=None, other=None, cache_modifier=None):  # noqa: ARG004 - caches are not modelled
         return pointer.load(mask, other)
 
     @staticmethod
     def store(pointer, value, mask=None):
         pointer.store(value, mask)
+
+
+def _judge_prefetch(asm, pointers, mask):
+    """Raise where a prefetch would read what is not the tensor's."""
+    size = re.search(r"prefetch\.L2\.global \[\$1\], (\d+);", asm).group(1)
+    pointers.check_inside(mask != 0, int(size))
 
 
 class World(Language):

@@ -56,7 +56,7 @@ class Shared:
 
     def load(self, _layout):
         self.history.read(self.access("load", is_plain=True))
-        return self.get()
+        return self.get().clone()
 
     def store(self, value):
         if list(value.shape) != self.shape:
