@@ -202,9 +202,15 @@ def test_a_causal_block_is_no_longer_than_its_sequence(make_step):
         check(step, max_seq_len=3)
     assert check(step, max_seq_len=0).query_len == 4
     assert check(step, max_seq_len=3, causal=False).query_len == 4
-    ragged = make_step(seq_lens=(9, 9), query_lens=(4, 1))
+    ragged = make_step(seq_lens=(9, 9), query_lens=(4, 2))
     with pytest.raises(BatchError, match="longer than its sequence"):
-        check(ragged, QueryLenSupport.VARLEN, max_seq_len=3)
+        check(ragged, QueryLenSupport.VARLEN, max_seq_len=1)
+
+
+def test_the_longest_causal_block_may_be_that_of_an_empty_request(make_step):
+    step = make_step(seq_lens=(0, 2), query_lens=(4, 1))
+    assert step.common.max_seq_len == 2
+    assert check(step, QueryLenSupport.VARLEN).num_decode_tokens == 5
 
 
 def test_local_lengths_may_be_anything_under_dcp(make_step):

@@ -99,6 +99,25 @@ def test_is_what_the_oracle_says(make_step, cpu, fields):
     compare(step, decode(step, cpu))
 
 
+@given(
+    requests=st.lists(
+        st.tuples(st.integers(1, 6), st.none() | st.integers(0, 3)),
+        min_size=1,
+        max_size=5,
+    ),
+    pads=st.integers(0, 2),
+)
+def test_a_causal_block_of_an_empty_request_may_be_any_length(
+    make_step, cpu, requests, pads
+):
+    """LENGTHS: seq_len is 0 or at least Q, each request by itself."""
+    blocks = [block for block, _ in requests]
+    lens = [0 if more is None else block + more for block, more in requests]
+    step = make_step(seq_lens=lens, query_lens=blocks, pads=pads)
+    assert step.common.max_seq_len == max(lens)
+    compare(step, decode(step, cpu))
+
+
 @pytest.mark.parametrize("form", FORMS, ids="-".join)
 @pytest.mark.parametrize("causal", [True, False])
 def test_serves_every_dtype_over_several_pieces(make_step, cpu, form, causal):

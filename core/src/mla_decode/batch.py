@@ -250,11 +250,12 @@ def _check_lengths(
             allowed=f"0..{problem.max_model_len}",
             fix="pass an upper bound of seq_lens; raise max_model_len for longer ones",
         )
-    if causal and problem.dcp is None and 0 < longest < max(used):
+    shortest = min(used)  # a longer block may be that of an empty request
+    if causal and problem.dcp is None and 0 < longest < shortest:
         raise BatchError(
             "A causal block is longer than its sequence.",
-            got=f"max_seq_len {longest} with blocks of {max(used)}",
-            allowed=f"0, or at least {max(used)}",
+            got=f"max_seq_len {longest} with blocks of {shortest} and more",
+            allowed=f"0, or at least {shortest}",
             fix="seq_lens include this step's tokens: add the block to them",
         )
 
