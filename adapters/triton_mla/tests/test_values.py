@@ -1,5 +1,7 @@
 """The kernels, interpreted on the CPU, against float64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from triton_steps import make_step, relative_error
@@ -110,6 +112,31 @@ def test_writes_a_dtype_that_is_not_the_query_s():
 
     assert out.dtype == torch.float32
     assert relative_error(out, step.oracle()[0]) < 1e-5
+
+
+@pytest.mark.parametrize("odd", ["address", "page_stride"])
+def test_walks_an_fp8_cache_whose_pairs_are_not_aligned(odd):
+    packed = 16 * 576
+    stride = packed + 1 if odd == "page_stride" else packed
+    problem = DecodeProblem(
+        num_q_heads=4,
+        kv_dtype="fp8",
+        page_size=16,
+        kv_page_stride=stride,
+        max_num_reqs=2,
+        max_model_len=64,
+    )
+    step = make_step(problem, WIDE, [40, 17], query_len=1, causal=True, stride=stride)
+    if odd == "address":
+        cache = step.kv_cache
+        storage = torch.empty(cache.numel() + 1, dtype=cache.dtype)
+        moved = storage[1 - storage.data_ptr() % 2 :][: cache.numel()]
+        step = replace(step, kv_cache=moved.view(cache.shape).copy_(cache))
+        assert step.kv_cache.data_ptr() % 2
+
+    out = step.run(backend.builder_cls(problem, WIDE)).out
+
+    assert relative_error(out, step.oracle()[0]) < TOLERANCE
 
 
 @pytest.mark.parametrize("magnitude", [0.0, 1e-30, 1e30])

@@ -215,6 +215,9 @@ class Launcher:
         partial_out, partial_lse = self._partials
         lse = partial_lse if call.lse is None else call.lse
         decode, merge = step.decode, step.merge
+        keywords = dict(decode.keywords)
+        if (call.kv_cache.data_ptr() | call.kv_cache.stride(0)) % 2:
+            keywords["PAIRED"] = False  # only fp8 lies at odd addresses
         decode.by_front_door(
             call.q,
             rope,
@@ -225,7 +228,7 @@ class Launcher:
             call.out if merge is None else partial_out,
             lse if merge is None else partial_lse,
             *numbers,
-            **decode.keywords,
+            **keywords,
         )
         if merge is not None:
             merge.by_front_door(

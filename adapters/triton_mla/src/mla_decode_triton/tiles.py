@@ -22,10 +22,13 @@ class Tile:
     the tokens of a tile. Triton would otherwise have each of them compute all the scores
     of few rows; the weights then pass through shared memory.
     """
-    widened: str = "bf16"
-    """What an fp8 cache is widened to in PTX. ``fp16`` takes a fifth of the instructions
-    and has each row of the query divided by a power of two, to fit; not for a detached
-    tile, whose query must reach the matrix unit from shared memory, as it was loaded."""
+    paired: bool = False
+    """An fp8 cache is read as pairs of columns, which become float16 in the registers of
+    the matrix unit, and each row of the query is divided by a power of two, to fit. Not
+    for products of 64 rows, whose keys the matrix unit takes from shared memory.
+    """
+    max_registers: int | None = None
+    """Of a thread, where the compiler is held to it for the sake of the residents."""
     residents: int = 1
     """Programs that one multiprocessor or compute unit holds at a time."""
 
@@ -62,7 +65,8 @@ class ArchTiles:
         return self.fp8_tiles if kv_dtype == "fp8" else self.tiles
 
 
-_NARROW = Tile(rows=16, tokens=32, num_warps=4, stages=3, widened="fp16", residents=2)
+_NARROW = Tile(rows=16, tokens=32, num_warps=4, stages=3, residents=2)
+_NARROW_FP8 = Tile(rows=16, tokens=32, num_warps=4, stages=3, paired=True, residents=2)
 _MIDDLE = Tile(rows=32, tokens=32, num_warps=8, stages=2)
 _WIDE = Tile(rows=64, tokens=64, num_warps=8, stages=2, detached=True)
 _WIDE_FP8 = Tile(rows=64, tokens=64, num_warps=8, stages=3, detached=True)
@@ -87,7 +91,7 @@ def _blackwell(arch: str, *, num_units: int) -> ArchTiles:
     return ArchTiles(
         arch=arch,
         tiles=(_NARROW, _WIDE),
-        fp8_tiles=(_NARROW, _MIDDLE_DETACHED),
+        fp8_tiles=(_NARROW_FP8, _MIDDLE_DETACHED),
         shared_bytes=227 * 1024,
         warp_size=32,
         num_units=num_units,
@@ -117,7 +121,7 @@ ARCH_TILES = MappingProxyType(
             ArchTiles(
                 arch="sm_90",
                 tiles=(_NARROW, _WIDE),
-                fp8_tiles=(_NARROW, _WIDE_FP8),
+                fp8_tiles=(_NARROW_FP8, _WIDE_FP8),
                 shared_bytes=227 * 1024,
                 warp_size=32,
                 num_units=132,

@@ -53,7 +53,7 @@ class DecodeVariant:
             causal=causal,
             is_split=is_split,
             needs_lse=problem.needs_lse,
-            operand=tile.widened if widens else problem.q_dtype,
+            operand="fp16" if widens and tile.paired else problem.q_dtype,
             widens_fp8_in_ptx=widens,
             tiles_per_split=tiles_per_split if is_split else 0,
         )
@@ -73,7 +73,8 @@ class DecodeVariant:
             "STAGES": self.tile.stages,
             "DETACHED": self.tile.detached,
             "WIDEN_IN_PTX": self.widens_fp8_in_ptx and not interpreted,
-            "SCALE_ROWS": self.widens_fp8_in_ptx and self.operand == "fp16",
+            "SCALE_ROWS": self.widens_fp8_in_ptx and self.tile.paired,
+            "PAIRED": self.widens_fp8_in_ptx and self.tile.paired,
             "UPCAST": interpreted,
             "TILES_PER_SPLIT": self.tiles_per_split,
         }
@@ -81,9 +82,11 @@ class DecodeVariant:
     @property
     def options(self) -> dict[str, Any]:
         """The compiler's options."""
+        most = self.tile.max_registers
         return {
             "num_warps": self.tile.num_warps,
             "num_stages": self.tile.stages,
+            **({} if most is None else {"maxnreg": most}),
             **_FUSION,
         }
 

@@ -19,64 +19,97 @@ _LOWEST = tl.constexpr(-3.0e38)
 _LN2 = tl.constexpr(0.6931471805599453)
 _LATENT = tl.constexpr(512)
 _ROPE = tl.constexpr(64)
-_WIDTH = tl.constexpr(576)
 
 
 @triton.jit
-def _widen_fp8(x, DTYPE: tl.constexpr):
-    """Widen e4m3fn, exactly, four numbers at a time.
+def _widen_fp8(x):
+    """Widen e4m3fn to bfloat16, exactly, four numbers at a time.
 
-    To float16 by its own instruction. To bfloat16 by moving the seven bits of exponent
-    and mantissa to where bfloat16 has its low exponent bits, which leaves 2**120 to
-    multiply by; subnormals come out right.
+    Moves the seven bits of exponent and mantissa to where bfloat16 has its low exponent
+    bits, which leaves 2**120 to multiply by; subnormals come out right.
 
     Declared impure because the compiler moves what is pure past the change of layout,
     and would then gather single bytes for each matrix operand.
     """
-    if tl.float16 == DTYPE:
-        wide = tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b16 low, high;
-            mov.b32 {low, high}, $2;
-            cvt.rn.f16x2.e4m3x2 $0, low;
-            cvt.rn.f16x2.e4m3x2 $1, high;
-            }
-            """,
-            "=r,=r,r",
-            [x],
-            dtype=tl.float16,
-            is_pure=False,
-            pack=4,
-        )
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 lo, hi, lo_mag, hi_mag, two_120, minus_0;
+        mov.b32 two_120, 0x7b807b80;
+        mov.b32 minus_0, 0x80008000;
+        prmt.b32 lo, 0, $2, 0x5040;
+        prmt.b32 hi, 0, $2, 0x7060;
+        shr.b32 lo_mag, lo, 4;
+        shr.b32 hi_mag, hi, 4;
+        and.b32 lo_mag, lo_mag, 0x07f007f0;
+        and.b32 hi_mag, hi_mag, 0x07f007f0;
+        and.b32 lo, lo, 0x80008000;
+        and.b32 hi, hi, 0x80008000;
+        or.b32 lo, lo, lo_mag;
+        or.b32 hi, hi, hi_mag;
+        fma.rn.bf16x2 $0, lo, two_120, minus_0;
+        fma.rn.bf16x2 $1, hi, two_120, minus_0;
+        }
+        """,
+        "=r,=r,r",
+        [x],
+        dtype=tl.bfloat16,
+        is_pure=False,
+        pack=4,
+    )
+
+
+@triton.jit
+def _unpair(pairs, UPCAST: tl.constexpr):
+    """Widen the even and the odd columns of e4m3fn numbers read as pairs, exactly.
+
+    To float16. What is pure may move past a change of layout: pairs are 16 bits wide,
+    as the numbers that they become, so they reach the matrix unit's registers by its
+    own loads, and nothing wide is ever stored.
+    """
+    if UPCAST:
+        even = pairs.to(tl.int8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
+        odd = (pairs >> 8).to(tl.int8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
     else:
-        wide = tl.inline_asm_elementwise(
+        even = tl.inline_asm_elementwise(
             """
             {
-            .reg .b32 lo, hi, lo_mag, hi_mag, two_120, minus_0;
-            mov.b32 two_120, 0x7b807b80;
-            mov.b32 minus_0, 0x80008000;
-            prmt.b32 lo, 0, $2, 0x5040;
-            prmt.b32 hi, 0, $2, 0x7060;
-            shr.b32 lo_mag, lo, 4;
-            shr.b32 hi_mag, hi, 4;
-            and.b32 lo_mag, lo_mag, 0x07f007f0;
-            and.b32 hi_mag, hi_mag, 0x07f007f0;
-            and.b32 lo, lo, 0x80008000;
-            and.b32 hi, hi, 0x80008000;
-            or.b32 lo, lo, lo_mag;
-            or.b32 hi, hi, hi_mag;
-            fma.rn.bf16x2 $0, lo, two_120, minus_0;
-            fma.rn.bf16x2 $1, hi, two_120, minus_0;
+            .reg .b32 both;
+            .reg .b16 low, high;
+            prmt.b32 both, $1, 0, 0x4420;
+            mov.b32 {low, high}, both;
+            cvt.rn.f16x2.e4m3x2 $0, low;
             }
             """,
-            "=r,=r,r",
-            [x],
-            dtype=tl.bfloat16,
-            is_pure=False,
-            pack=4,
+            "=r,r",
+            [pairs],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=2,
         )
-    return wide
+        odd = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 both;
+            .reg .b16 low, high;
+            prmt.b32 both, $1, 0, 0x4431;
+            mov.b32 {low, high}, both;
+            cvt.rn.f16x2.e4m3x2 $0, low;
+            }
+            """,
+            "=r,r",
+            [pairs],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=2,
+        )
+    return even, odd
+
+
+@triton.jit
+def _split_columns(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Even and odd columns."""
+    return tl.split(tl.reshape(x, [ROWS, COLUMNS // 2, 2]))
 
 
 @triton.jit
@@ -100,7 +133,7 @@ def _as_operand(
     if UPCAST:
         x = x.to(tl.float32)
     elif WIDEN_IN_PTX:
-        x = _widen_fp8(x, DTYPE)
+        x = _widen_fp8(x).to(DTYPE)
     else:
         x = x.to(DTYPE)
     return x
@@ -131,23 +164,27 @@ def _load_tile(
     page_stride,
     PAGE: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
+    PACK: tl.constexpr,
 ):
-    """Load [BLOCK_TOKENS, 512] and [BLOCK_TOKENS, 64] of the cache, once.
+    """Load [BLOCK_TOKENS, 512 / PACK] and [BLOCK_TOKENS, 64 / PACK] of the cache, once.
 
     Reads no slot of a page at or past `seq_len`: such rows are zero.
     """
+    LATENT: tl.constexpr = _LATENT // PACK
+    ROPE: tl.constexpr = _ROPE // PACK
+    WIDTH: tl.constexpr = LATENT + ROPE
     cols = tl.arange(0, BLOCK_TOKENS)
     tokens = token0 + cols
     inside = tokens < seq_len
     page_starts = pages.to(tl.int64) * page_stride
     if PAGE >= BLOCK_TOKENS:
-        base = kv + (page_starts + (token0 % PAGE) * _WIDTH)
-        rows = cols * _WIDTH
+        base = kv + (page_starts + (token0 % PAGE) * WIDTH)
+        rows = cols * WIDTH
     else:
         base = kv
-        rows = page_starts + (tokens % PAGE) * _WIDTH
-    latent_ptrs = base + (rows[:, None] + tl.arange(0, _LATENT)[None, :])
-    rope_ptrs = base + (rows[:, None] + (tl.arange(0, _ROPE) + _LATENT)[None, :])
+        rows = page_starts + (tokens % PAGE) * WIDTH
+    latent_ptrs = base + (rows[:, None] + tl.arange(0, LATENT)[None, :])
+    rope_ptrs = base + (rows[:, None] + (tl.arange(0, ROPE) + LATENT)[None, :])
     latent = tl.load(latent_ptrs, mask=inside[:, None], other=0.0)
     rope = tl.load(rope_ptrs, mask=inside[:, None], other=0.0)
     return latent, rope
@@ -203,6 +240,7 @@ def decode_kernel(
     DETACHED: tl.constexpr,
     WIDEN_IN_PTX: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
+    PAIRED: tl.constexpr,
     UPCAST: tl.constexpr,
     TILES_PER_SPLIT: tl.constexpr,
 ):
@@ -212,6 +250,9 @@ def decode_kernel(
     [requests * query_len * num_heads, num_splits, 512] and `lse_ptr` float32 of the
     same without the last axis, in units of log2: the merge kernel's input. Without it
     they are the caller's tensors, and the lse is natural.
+
+    With `PAIRED` the cache is fp8 and read as pairs of columns, 2-byte aligned; even and
+    odd columns are multiplied apart, in float16, and joined at the end.
 
     Rows of a request without keys are not read: their outputs are the EMPTY values.
     """
@@ -260,6 +301,11 @@ def decode_kernel(
         scale_log2 = scale_log2 * exponents
     q_latent = _as_operand(q_latent, OPERAND, False, UPCAST)
     q_rope = _as_operand(q_rope, OPERAND, False, UPCAST)
+    if PAIRED:
+        q_latent, q_latent_odd = _split_columns(q_latent, BLOCK_ROWS, _LATENT)
+        q_rope, q_rope_odd = _split_columns(q_rope, BLOCK_ROWS, _ROPE)
+        kv_ptr = kv_ptr.to(tl.pointer_type(tl.int16))
+        page_stride = page_stride // 2
     if CAUSAL:
         visible_keys = seq_len - query_len + token + 1
     else:
@@ -268,7 +314,9 @@ def decode_kernel(
 
     peak = tl.full([BLOCK_ROWS], _LOWEST, tl.float32)
     total = tl.full([BLOCK_ROWS], 0, tl.float32)
-    acc = tl.full([BLOCK_ROWS, _LATENT], 0, tl.float32)
+    PACK: tl.constexpr = 2 if PAIRED else 1
+    acc = tl.full([BLOCK_ROWS, _LATENT // PACK], 0, tl.float32)
+    acc_odd = acc
     decay = tl.full([BLOCK_ROWS], 0, tl.float32)
     weights = tl.full([BLOCK_ROWS, BLOCK_TOKENS], 0, tl.float32 if UPCAST else OPERAND)
     # Found a tile ahead: a load whose address is itself loaded would be pipelined less.
@@ -276,30 +324,44 @@ def decode_kernel(
     for tile in tl.range(first, last, num_stages=STAGES):
         token0 = tile * BLOCK_TOKENS
         latent, rope = _load_tile(
-            kv_ptr, pages, token0, seq_len, page_stride, PAGE, BLOCK_TOKENS
+            kv_ptr, pages, token0, seq_len, page_stride, PAGE, BLOCK_TOKENS, PACK
         )
         pages = _find_pages(
             table_row, token0 + BLOCK_TOKENS, seq_len, PAGE, BLOCK_TOKENS
         )
-        latent = _as_operand(latent, OPERAND, WIDEN_IN_PTX, UPCAST)
-        rope = _as_operand(rope, OPERAND, WIDEN_IN_PTX, UPCAST)
         tokens = token0 + tl.arange(0, BLOCK_TOKENS)
         seen = tokens[None, :] < visible_keys[:, None]
-        scores = tl.dot(q_rope, rope.T) * scale_log2
-        if DETACHED:
-            # Always true. Triton gives every warp group all the tokens of a product
-            # that feeds another; the region hides that this one does, and halves it.
-            if tile < last:
+        if PAIRED:
+            latent, latent_odd = _unpair(latent, UPCAST)
+            rope, rope_odd = _unpair(rope, UPCAST)
+            # Scaled one by one: sums of products would become one chain of them.
+            scores = tl.dot(q_rope_odd, rope_odd.T, tl.dot(q_rope, rope.T)) * scale_log2
+            scores += tl.dot(q_latent, latent.T) * scale_log2
+            scores += tl.dot(q_latent_odd, latent_odd.T) * scale_log2
+            peak, total, decay, weights32 = _weigh(scores, seen, peak, total)
+            weights = _as_operand(weights32, OPERAND, False, UPCAST)
+            acc_odd = tl.dot(weights, latent_odd, acc_odd * decay[:, None])
+            acc = tl.dot(weights, latent, acc * decay[:, None])
+        else:
+            latent = _as_operand(latent, OPERAND, WIDEN_IN_PTX, UPCAST)
+            rope = _as_operand(rope, OPERAND, WIDEN_IN_PTX, UPCAST)
+            scores = tl.dot(q_rope, rope.T) * scale_log2
+            if DETACHED:
+                # Always true. Triton gives every warp group all the tokens of a product
+                # that feeds another; the region hides that this one does, and halves it.
+                if tile < last:
+                    scores += tl.dot(q_latent, latent.T) * scale_log2
+                    peak, total, decay, weights32 = _weigh(scores, seen, peak, total)
+                    weights = _as_operand(weights32, OPERAND, False, UPCAST)
+            else:
                 scores += tl.dot(q_latent, latent.T) * scale_log2
                 peak, total, decay, weights32 = _weigh(scores, seen, peak, total)
                 weights = _as_operand(weights32, OPERAND, False, UPCAST)
-        else:
-            scores += tl.dot(q_latent, latent.T) * scale_log2
-            peak, total, decay, weights32 = _weigh(scores, seen, peak, total)
-            weights = _as_operand(weights32, OPERAND, False, UPCAST)
-        acc = acc * decay[:, None]
-        acc = tl.dot(weights, latent, acc)
+            acc = acc * decay[:, None]
+            acc = tl.dot(weights, latent, acc)
 
+    if PAIRED:
+        acc = tl.reshape(tl.join(acc, acc_odd), [BLOCK_ROWS, _LATENT])
     empty = total == 0.0
     safe_total = tl.where(empty, 1.0, total)
     factor = 1.0 / safe_total
