@@ -10,10 +10,10 @@ pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
 
 from mla_decode_triton.hopper import launch
 from mla_decode_triton.hopper.boxes import box_cache, box_queries
-from mla_decode_triton.hopper.direct import Variants
+from mla_decode_triton.hopper.direct import Variant
 from mla_decode_triton.hopper.launch import HopperStep
 
-KERNELS = ("plan", "swap", "swap_fp8", "asym", "merge")
+KERNELS = ("plan", "swap", "swap_fp8", "asym", "asym_fp8", "merge")
 NUM_REQS = 3
 
 
@@ -124,6 +124,7 @@ def on_the_way(way, kernel):
         ("swap", {"query_len": 2, "num_heads": 16, "with_lse": False}),
         ("swap_fp8", {"query_len": 2, "num_heads": 3, "fp8": True}),
         ("asym", {"query_len": 4, "num_heads": 16}),
+        ("asym_fp8", {"query_len": 4, "num_heads": 16, "fp8": True}),
         ("asym", {"query_len": 1, "num_heads": 128, "with_lse": False}),
     ],
 )
@@ -217,13 +218,15 @@ def test_what_the_compiler_knows_makes_a_variant(calls, words, expected):
 
 def test_a_kernel_that_triton_did_not_run_keeps_to_the_front_door():
     launched = []
-    kernel = {(1, 1, 1): lambda *arguments: launched.append(arguments)}
-    variants = Variants()
+
+    def run(*arguments, **words):
+        launched.append((*arguments, words))
+
+    variant = Variant(kernel={(1, 1, 1): run}, constants={"SIZE": 2}, options={})
     tensor = torch.zeros(4)
     for _ in range(2):
-        variants.launch(kernel, (1, 1, 1), (), (tensor,), (3,), {})
-    assert launched == [(tensor, 3)] * 2
-    assert not variants.held
+        variant.launch((1, 1, 1), (), (tensor,), (3,))
+    assert launched == [(tensor, 3, {"SIZE": 2})] * 2
 
 
 def test_no_tensor_is_kept(calls):
@@ -283,7 +286,7 @@ def _comparable(value):
 def test_triton_reads_an_address_as_it_reads_its_own_descriptor(monkeypatch, dtype):
     q = torch.zeros(6, 5, 576, dtype=torch.bfloat16)
     cache = torch.zeros(4, 128, 640, dtype=dtype)[..., :576]
-    boxes = (*box_queries(q, None, query_len=3, rows=16), box_cache(cache))
+    boxes = (*box_queries(q, None, 3, 16), box_cache(cache))
     directly, by_front_door = driver_arguments(monkeypatch, *boxes)
     assert directly == by_front_door
     filled = [value for value in directly if isinstance(value, tuple)]
@@ -304,7 +307,7 @@ def test_a_query_in_two_tensors_is_read_where_each_lies():
     q = torch.zeros(4, 2, 576, dtype=torch.bfloat16)
     latent = torch.zeros(4, 2, 512, dtype=torch.bfloat16)
     rope = q[..., 512:]
-    boxed = box_queries(latent, rope, query_len=2, rows=16)
+    boxed = box_queries(latent, rope, 2, 16)
     assert [box.address for box in boxed] == [latent.data_ptr(), rope.data_ptr()]
     assert [tuple(box.strides) for box in boxed] == [(2048, 512, 1), (2304, 576, 1)]
     assert [tuple(box.shape) for box in boxed] == [(2, 4, 512), (2, 4, 64)]

@@ -117,8 +117,25 @@ def box_cache(cache: Tensor) -> Boxed:
     return Boxed(form, cache.data_ptr(), shape, cache.stride())
 
 
-def box_queries(
-    latent: Tensor, rope: Tensor | None, *, query_len: int, rows: int
+def page_stride(cache: Tensor) -> int:
+    """Page stride of a cache that is read by its address, in units of 16 bytes.
+
+    Raises:
+        ArgumentError: The address or the stride is no multiple of them.
+    """
+    stride: int = cache.stride(0) * cache.element_size()
+    if (cache.data_ptr() | stride) % _COPY_BYTES:
+        raise ArgumentError(
+            "The Hopper kernel reads a cache 16 bytes at a time.",
+            got=f"pages {stride} bytes apart at address {cache.data_ptr():#x}",
+            allowed="multiples of 16 bytes",
+            fix="align the cache and pad its pages",
+        )
+    return stride // _COPY_BYTES
+
+
+def box_queries(  # by position: once a layer
+    latent: Tensor, rope: Tensor | None, query_len: int, box_rows: int
 ) -> tuple[Boxed, Boxed]:
     """Read queries as [requests, Q * H, width]: rows past the last are zeros.
 
@@ -126,45 +143,34 @@ def box_queries(
         latent: [T, H, 512], or [T, H, 576] where there is no `rope`.
         rope: [T, H, 64]; None: the last 64 columns of `latent`, of which no view is made.
         query_len: Q; T is a multiple of it.
-        rows: Of a box.
+        box_rows: Of a box.
 
     Raises:
         ArgumentError: `is_regular` is false of one of them.
     """
-    form = box_form(latent.dtype, rows)
     num_tokens, num_heads, _ = latent.shape
-    shape = num_tokens // query_len, query_len * num_heads
-    token, head = _row_strides(latent, query_len)
-    strides = token * query_len, head, 1
-    address = latent.data_ptr()
-    boxed_latent = Boxed(form, address, (*shape, LATENT_WIDTH), strides)
+    num_reqs, num_rows = num_tokens // query_len, query_len * num_heads
+    form = box_form(latent.dtype, box_rows)
+    address, strides = _place_rows(latent, query_len)
+    boxed = Boxed(form, address, (num_reqs, num_rows, LATENT_WIDTH), strides)
     if rope is None:
-        rope_at = address + LATENT_WIDTH * latent.element_size()
+        address += LATENT_WIDTH * latent.element_size()
     else:
-        rope_at = rope.data_ptr()
-        token, head = _row_strides(rope, query_len)
-        strides = token * query_len, head, 1
-    return boxed_latent, Boxed(form, rope_at, (*shape, ROPE_WIDTH), strides)
+        address, strides = _place_rows(rope, query_len)
+    return boxed, Boxed(form, address, (num_reqs, num_rows, ROPE_WIDTH), strides)
 
 
 def is_regular(q: Tensor, query_len: int) -> bool:
     """Whether the copy engine can read a query as [requests, Q * H, width]."""
-    return _regular_strides(q, query_len) is not None
-
-
-def _regular_strides(q: Tensor, query_len: int) -> tuple[int, int] | None:
-    """Token and head stride of a regular query."""
     token, head, column = q.stride()
     bits = q.data_ptr() | (token | head) * q.element_size()
     spaced = query_len == 1 or token == head * q.shape[1]
-    if column == 1 and spaced and not bits % _COPY_BYTES:
-        return token, head
-    return None
+    return column == 1 and spaced and not bits % _COPY_BYTES
 
 
-def _row_strides(q: Tensor, query_len: int) -> tuple[int, int]:
-    strides = _regular_strides(q, query_len)
-    if strides is None:
+def _place_rows(q: Tensor, query_len: int) -> tuple[int, tuple[int, int, int]]:
+    """Address of a query's rows, and strides of their requests, rows and columns."""
+    if not is_regular(q, query_len):
         raise ArgumentError(
             "The Hopper kernel reads the rows of a query at one common stride.",
             got=f"strides {q.stride()} at address {q.data_ptr():#x}",
@@ -172,4 +178,5 @@ def _row_strides(q: Tensor, query_len: int) -> tuple[int, int]:
             "multiples of 16 bytes",
             fix="join the query into a contiguous buffer first",
         )
-    return strides
+    token, head, _ = q.stride()
+    return q.data_ptr(), (token * query_len, head, 1)

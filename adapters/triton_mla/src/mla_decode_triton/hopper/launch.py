@@ -17,8 +17,9 @@ import torch
 from mla_decode.errors import ArgumentError
 from mla_decode.problem import LATENT_WIDTH
 from mla_decode_triton.hopper.asym import asym_kernel
-from mla_decode_triton.hopper.boxes import box_cache, box_queries
-from mla_decode_triton.hopper.direct import Variants
+from mla_decode_triton.hopper.asym_fp8 import asym_fp8_kernel
+from mla_decode_triton.hopper.boxes import box_cache, box_queries, page_stride
+from mla_decode_triton.hopper.direct import Variant
 from mla_decode_triton.hopper.grid import (
     Grid,
     MergeShape,
@@ -32,7 +33,11 @@ from mla_decode_triton.hopper.swap import swap_kernel
 from mla_decode_triton.hopper.swap_fp8 import swap_fp8_kernel
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from torch import Tensor
+
+    from mla_decode_triton.hopper.boxes import Boxed
 
 PAGE_SIZES = (16, 32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float16)
@@ -56,6 +61,8 @@ class Tuning:
     """Programs of the merge, at most: what fits beside each other."""
     ahead: bool | None = None
     """Whether scores run a tile ahead; None: where several row tiles share a page."""
+    prefetch: int = 3
+    """Tiles that more than 32 rows ask of an fp8 cache ahead of time. An estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,7 +105,10 @@ class HopperStep:
     workspace: Workspace
     tuning: Tuning = field(default_factory=Tuning)
     grid: Grid = field(init=False)
-    variants: Variants = field(init=False, default_factory=Variants)
+    num_rows: int = field(init=False)
+    """Rows (token, head) of a request."""
+    variants: dict[Hashable, Variant] = field(init=False, default_factory=dict)
+    """Kernels by what they and their constants are chosen by, and by types."""
 
     @classmethod
     def alone(
@@ -124,12 +134,8 @@ class HopperStep:
 
     def __post_init__(self) -> None:
         """Lay the rows over the device."""
+        self.num_rows = self.query_len * self.num_heads
         self.grid = choose_grid(self.num_rows, self.multiprocessors)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows (token, head) of a request."""
-        return self.query_len * self.num_heads
 
     def build(self, seq_lens: Tensor) -> None:
         """Write the work table of a step: one launch, nothing read on the host.
@@ -137,27 +143,14 @@ class HopperStep:
         Args:
             seq_lens: int32 [num_reqs] on the device; 0 for requests without keys.
         """
-        num_reqs = seq_lens.shape[0]
-        steps = self.max_num_reqs.bit_length()
-        self.variants.launch(
-            plan_kernel,
+        variant = self.variants.get("plan")
+        if variant is None:
+            variant = self.variants["plan"] = self._plan_variant()
+        variant.launch(
             (1, 1, 1),
             (),
             (seq_lens, self.workspace.schedule, self.workspace.scratch),
-            (num_reqs, self.grid.parts),
-            {
-                "OVERHEAD": _given(
-                    self.tuning.piece_overhead, -(-self.grid.rows // 24)
-                ),
-                "MERGE": self.tuning.merge_overhead,
-                "PIECE": _given(self.tuning.merged_piece, self.grid.rows // 16),
-                "SNAP": self.tuning.snap,
-                "MIN_TILES": self.tuning.min_tiles,
-                "BLOCK_REQS": 1 << steps,
-                "BLOCK_PARTS": self.grid.block_parts,
-                "STEPS": steps,
-            },
-            num_warps=8,
+            (seq_lens.shape[0], self.grid.parts),
         )
 
     def forward(
@@ -180,8 +173,8 @@ class HopperStep:
             q_latent: [num_reqs * Q, H, 512] bf16 or fp16; rows at one common stride.
             q_rope: [num_reqs * Q, H, 64], the same dtype. None: `q_latent` is
                 [num_reqs * Q, H, 576] and holds both.
-            cache: [pages, page_size, 576], the same dtype, or fp8 (e4m3, also as uint8)
-                where Q * H <= 32; rows contiguous, the page stride a multiple of 16 bytes.
+            cache: [pages, page_size, 576], the same dtype, or fp8 (e4m3, also as uint8);
+                rows contiguous, address and page stride multiples of 16 bytes.
             table: int32 [num_reqs, width].
             seq_lens: int32 [num_reqs].
             out: [num_reqs * Q, H, 512] contiguous, the same dtype.
@@ -192,9 +185,19 @@ class HopperStep:
         """
         num_reqs = seq_lens.shape[0]
         grid, workspace = self.grid, self.workspace
-        if cache.dtype == torch.uint8:
+        if cache.dtype is torch.uint8:
             cache = cache.view(FP8)
-        self._require_served(cache, kv_scale)
+        types = q_latent.dtype, cache.dtype, out.dtype, kv_scale is None
+        key = types, cache.shape[1], lse is None, causal
+        variant = self.variants.get(key)
+        if variant is None:
+            self._require_served(cache, kv_scale)
+            variant = self.variants[key] = self._attention_variant(
+                is_fp8=kv_scale is not None,
+                page_size=cache.shape[1],
+                needs_lse=lse is not None,
+                causal=causal,
+            )
         tensors: tuple[Tensor, ...] = (
             table,
             seq_lens,
@@ -204,41 +207,28 @@ class HopperStep:
             workspace.partial_out,
             workspace.partial_lse,
         )
-        constants = {
-            "CAUSAL": causal and self.query_len > 1,
-            "NEEDS_LSE": lse is not None,
-            "PAGE": cache.shape[1],
-        }
-        kernel = swap_kernel
         if kv_scale is not None:
-            kernel = swap_fp8_kernel
             tensors = *tensors, kv_scale
-        elif not grid.swapped:
-            kernel = asym_kernel
-        if grid.swapped:
-            constants["ROWS"] = grid.rows
-        else:
-            ahead = self.tuning.ahead
-            constants["AHEAD"] = grid.row_tiles > 1 if ahead is None else ahead
-        queries = box_queries(
-            q_latent, q_rope, query_len=self.query_len, rows=grid.rows
+        boxes: tuple[Boxed, ...] = box_queries(
+            q_latent, q_rope, self.query_len, grid.rows
         )
-        self.variants.launch(
-            kernel,
+        if kv_scale is None or grid.swapped:
+            boxes, pages = (*boxes, box_cache(cache)), cache.shape[0]
+        else:
+            tensors, pages = (cache, *tensors), page_stride(cache)
+        variant.launch(
             (grid.row_tiles, grid.parts, 1),
-            (*queries, box_cache(cache)),
+            boxes,
             tensors,
             (
                 softmax_scale * _LOG2E,
                 self.num_heads,
                 self.query_len,
                 table.stride(0),
-                cache.shape[0],
+                pages,
                 num_reqs,
                 grid.parts,
             ),
-            constants,
-            num_warps=4,
         )
         self.merge(out, lse, choose_merge(grid.parts, num_reqs), num_reqs)
 
@@ -246,11 +236,16 @@ class HopperStep:
         self, out: Tensor, lse: Tensor | None, shape: MergeShape, num_reqs: int
     ) -> None:
         """Merge the pieces of the requests that the work table cut."""
+        key = shape.pieces, shape.columns, out.dtype, lse is None
+        variant = self.variants.get(key)
+        if variant is None:
+            variant = self.variants[key] = self._merge_variant(
+                shape, needs_lse=lse is not None
+            )
         units = min(num_reqs, self.grid.parts) * self.num_rows * shape.blocks
         most = self.tuning.merges_per_multiprocessor * self.multiprocessors
         workspace = self.workspace
-        self.variants.launch(
-            merge_kernel,
+        variant.launch(
             (min(units, most), 1, 1),
             (),
             (
@@ -261,29 +256,69 @@ class HopperStep:
                 workspace.schedule,
             ),
             (self.num_rows,),
-            {
-                "NEEDS_LSE": lse is not None,
-                "BLOCK_PARTS": self.grid.block_parts,
-                "BLOCK_PIECES": shape.pieces,
-                "BLOCK_COLUMNS": shape.columns,
-                "EARLY": True,
-            },
-            num_warps=4,
-            launch_pdl=True,
+        )
+
+    def _plan_variant(self) -> Variant:
+        tuning, grid = self.tuning, self.grid
+        steps = self.max_num_reqs.bit_length()
+        constants = {
+            "OVERHEAD": _given(tuning.piece_overhead, -(-grid.rows // 24)),
+            "MERGE": tuning.merge_overhead,
+            "PIECE": _given(tuning.merged_piece, grid.rows // 16),
+            "SNAP": tuning.snap,
+            "MIN_TILES": tuning.min_tiles,
+            "BLOCK_REQS": 1 << steps,
+            "BLOCK_PARTS": grid.block_parts,
+            "STEPS": steps,
+        }
+        return Variant(
+            kernel=plan_kernel, constants=constants, options={"num_warps": 8}
+        )
+
+    def _attention_variant(
+        self, *, is_fp8: bool, page_size: int, needs_lse: bool, causal: bool
+    ) -> Variant:
+        grid, ahead = self.grid, self.tuning.ahead
+        constants = {
+            "CAUSAL": causal and self.query_len > 1,
+            "NEEDS_LSE": needs_lse,
+            "PAGE": page_size,
+        }
+        if grid.swapped:
+            kernel = swap_fp8_kernel if is_fp8 else swap_kernel
+            constants["ROWS"] = grid.rows
+        else:
+            kernel = asym_fp8_kernel if is_fp8 else asym_kernel
+            constants["AHEAD"] = grid.row_tiles > 1 if ahead is None else ahead
+            if is_fp8:
+                constants["PREFETCH"] = self.tuning.prefetch
+        return Variant(kernel=kernel, constants=constants, options={"num_warps": 4})
+
+    def _merge_variant(self, shape: MergeShape, *, needs_lse: bool) -> Variant:
+        constants = {
+            "NEEDS_LSE": needs_lse,
+            "BLOCK_PARTS": self.grid.block_parts,
+            "BLOCK_PIECES": shape.pieces,
+            "BLOCK_COLUMNS": shape.columns,
+            "EARLY": True,
+        }
+        return Variant(
+            kernel=merge_kernel,
+            constants=constants,
+            options={"num_warps": 4, "launch_pdl": True},
         )
 
     def _require_served(self, cache: Tensor, kv_scale: Tensor | None) -> None:
         """Refuse a cache that no variant reads."""
-        is_fp8 = cache.dtype == FP8
-        served = cache.dtype in DTYPES or (is_fp8 and self.grid.swapped)
-        if cache.shape[1] in PAGE_SIZES and served and is_fp8 == (kv_scale is not None):
+        is_fp8 = kv_scale is not None
+        served = cache.dtype == FP8 if is_fp8 else cache.dtype in DTYPES
+        if cache.shape[1] in PAGE_SIZES and served:
             return
         raise ArgumentError(
             "The Hopper kernel does not serve this cache.",
-            got=f"pages of {cache.shape[1]}, {cache.dtype}, {self.num_rows} rows, "
-            f"kv_scale {'given' if kv_scale is not None else 'not given'}",
-            allowed=f"pages of {PAGE_SIZES}; {DTYPES} without a scale, {FP8} with one "
-            "for up to 32 rows",
+            got=f"pages of {cache.shape[1]}, {cache.dtype}, "
+            f"kv_scale {'given' if is_fp8 else 'not given'}",
+            allowed=f"pages of {PAGE_SIZES}; {DTYPES} without a scale, {FP8} with one",
             fix="use the portable kernel",
         )
 
