@@ -5,11 +5,13 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mla_decode import (
     ArgumentError,
     CommonAttentionMetadata,
     Dcp,
+    DecodeOutput,
     DecodeProblem,
     Mask,
     MLADecoder,
@@ -91,6 +93,46 @@ def check(dcp, lens, query_len, *, causal, scatter):
     torch.testing.assert_close(lse.double(), truth_lse, atol=1e-5, rtol=1e-4)
 
 
+class Operators(TorchDispatchMode):
+    """Names of the operators that run inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def check_cost(dcp, *, scatter):
+    """One collective; no operator but those that a rank's part needs; no temporary."""
+    problem = DecodeProblem(
+        num_q_heads=HEADS, dcp=dcp, max_num_reqs=4, max_model_len=128
+    )
+    merger = DcpMerger(problem, device="cpu", scatter_heads=scatter)
+    generator = torch.Generator().manual_seed(dcp.rank)
+    drawn = torch.randn(4, HEADS, 513, generator=generator)
+    out, lse = drawn[..., 1:].bfloat16(), drawn[..., 0]  # an LSE that is no dense one
+    whole = merger.merge(DecodeOutput(out, lse))
+    one = DecodeOutput(out[:1], lse[:1])
+    first = merger.merge(one)
+    with Operators() as ran:
+        again = merger.merge(one)
+    names = ran.names
+    assert sum(name.startswith("c10d.") for name in names) == 1, names
+    assert len(names) <= 9 + 2 * dcp.world, names
+    allocating = [name for name in names if name.endswith((".default", ".Tensor"))]
+    views = {"aten.unsqueeze.default", "aten.as_strided.default", "aten.detach.default"}
+    fresh = [n for n in allocating if n not in views and not n.startswith("c10d.")]
+    assert fresh == ["aten.empty_like.default", "aten.logaddexp.default"], names
+    for given, kept in zip(again, first, strict=True):
+        assert torch.equal(given, kept)
+        assert given.data_ptr() != kept.data_ptr()
+    for given, kept in zip(first, whole, strict=True):
+        assert torch.equal(given, kept[:1])
+
+
 def main():
     rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     torch.set_num_threads(1)
@@ -104,6 +146,8 @@ def main():
             for query_len, causal in ((1, True), (3, True), (3, False), (4, False)):
                 check(dcp, lens, query_len, causal=causal, scatter=count % 2 == 0)
                 count += 1
+    for scatter in (True, False):
+        check_cost(Dcp(world=world, rank=rank), scatter=scatter)
     with pytest.raises(ArgumentError, match="divide"):
         DcpMerger(DecodeProblem(num_q_heads=world + 1, dcp=dcp), device="cpu")
     dist.destroy_process_group()

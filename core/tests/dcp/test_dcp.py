@@ -134,3 +134,36 @@ def test_a_merge_without_an_lse_is_refused():
     merger = DcpMerger(DecodeProblem(num_q_heads=4, dcp=Dcp(world=1)), device="cpu")
     with pytest.raises(ArgumentError, match="no LSE"):
         merger.merge(DecodeOutput(torch.zeros(1, 4, 512), None))
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_group_of_one_gets_its_own_result_in_new_memory():
+    problem = DecodeProblem(num_q_heads=4, dcp=Dcp(world=1), max_num_reqs=2)
+    merger = DcpMerger(problem, device="cpu")
+    out, lse = torch.randn(2, 4, 512).bfloat16(), torch.randn(2, 4)
+    out[1, 2], lse[1, 2] = 0, -torch.inf
+    kept = merger.merge(DecodeOutput(out, lse))
+    merger.merge(DecodeOutput(torch.zeros_like(out), torch.zeros_like(lse)))
+    assert torch.equal(kept.out, out)
+    assert torch.equal(kept.lse, lse)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("tokens", "heads", "dtype", "lse_heads"),
+    [
+        (3, 4, torch.bfloat16, 4),
+        (2, 8, torch.bfloat16, 8),
+        (2, 4, torch.float32, 4),
+        (2, 4, torch.bfloat16, 8),
+    ],
+    ids=["too many tokens", "heads", "dtype", "lse"],
+)
+def test_a_partial_result_of_another_problem_is_refused(
+    tokens, heads, dtype, lse_heads
+):
+    problem = DecodeProblem(num_q_heads=4, dcp=Dcp(world=1), max_num_reqs=2)
+    merger = DcpMerger(problem, device="cpu")
+    out = torch.zeros(tokens, heads, 512, dtype=dtype)
+    with pytest.raises(ArgumentError, match="none of the problem's"):
+        merger.merge(DecodeOutput(out, torch.zeros(tokens, lse_heads)))

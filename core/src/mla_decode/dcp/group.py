@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from mla_decode.backend import DecodeOutput
-from mla_decode.dcp.merge import merge_partials
+from mla_decode.dcp.message import MessageBuffers
 from mla_decode.device import as_device_info
 from mla_decode.dtypes import torch_dtype
 from mla_decode.errors import ArgumentError
@@ -17,6 +17,7 @@ from mla_decode.problem import LATENT_WIDTH
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mla_decode.dcp.message import Message
     from mla_decode.device import DeviceInfo
     from mla_decode.problem import DecodeProblem
 
@@ -28,10 +29,10 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 class DcpMerger:
     """Merges the partial results of a decode-context group over `torch.distributed`.
 
-    A row of the message is 512 outputs and the row's LSE, whose four bytes ride as
-    elements of the output's dtype: outputs and LSE arrive together, in one collective.
-    Messages live in buffers made at construction, so that a graph may record the step
-    where the collective library allows it (NCCL does, gloo does not).
+    Outputs and their LSE arrive together, in one collective. Messages live in buffers
+    made at construction, so that a graph may record the step where the collective
+    library allows it (NCCL does, gloo does not). Nothing but what is returned is
+    allocated in a merge.
 
     Args:
         problem: The rank's problem; ``dcp`` names the group's size and this rank.
@@ -65,16 +66,19 @@ class DcpMerger:
                 fix="pass scatter_heads=False: every rank then gets all heads",
             )
         info = as_device_info(device)
+        self._heads = heads
         self._dtype = torch_dtype(problem.out_dtype, info)
-        lse_width = 4 // self._dtype.itemsize
-        rows = problem.max_num_reqs * problem.max_query_len
-        shape = (rows * heads * (LATENT_WIDTH + lse_width),)
-        where = torch.device(info.torch_device)
-        copies = 1 if scatter_heads else self._world
-        self._sent = torch.empty(shape, dtype=self._dtype, device=where)
-        self._received = torch.empty(
-            (shape[0] * copies,), dtype=self._dtype, device=where
+        self._max_tokens = problem.max_num_reqs * problem.max_query_len
+        self._buffers = MessageBuffers(
+            rows=self._max_tokens,
+            heads=heads,
+            world=self._world,
+            parts=self._world if scatter_heads else 1,
+            dtype=self._dtype,
+            device=torch.device(info.torch_device),
         )
+        self._tokens = -1
+        self._message = self._buffers.message(0)
 
     def merge(self, partial: DecodeOutput) -> DecodeOutput:
         """Merge this rank's partial result with the others'; every rank must call.
@@ -87,7 +91,7 @@ class DcpMerger:
             [T, H'], newly allocated; H' is ``H / world``, or H without scatter.
 
         Raises:
-            ArgumentError: The partial result has no LSE.
+            ArgumentError: The partial result has no LSE, or is none of the problem's.
         """
         out, lse = partial
         if lse is None:
@@ -97,30 +101,35 @@ class DcpMerger:
                 allowed="float32 [T, H]",
                 fix="set dcp in the DecodeProblem, which implies needs_lse",
             )
-        tokens, heads, _ = out.shape
-        width = LATENT_WIDTH + 4 // self._dtype.itemsize
-        parts = self._world if self._scatter else 1
-        sent = self._sent[: tokens * heads * width]
-        rows = sent.view(parts, tokens, heads // parts, width)
-        rows[..., :LATENT_WIDTH].copy_(_by_owner(out, parts))
-        lse_words = lse.unsqueeze(-1).view(self._dtype)
-        rows[..., LATENT_WIDTH:].copy_(_by_owner(lse_words, parts))
+        message = self._message_for(out, lse)
+        message.pack(out, lse)
         if self._scatter:
-            received = self._received[: sent.numel()]
-            dist.all_to_all_single(received, sent, group=self._group)
+            dist.all_to_all_single(message.received, message.sent, group=self._group)
         else:
-            received = self._received[: sent.numel() * self._world]
-            _all_gather(received, sent, group=self._group)
-        partials = received.view(self._world, tokens, heads // parts, width)
-        lses = partials[..., LATENT_WIDTH:].contiguous().view(torch.float32)
-        merged, total = merge_partials(partials[..., :LATENT_WIDTH], lses.squeeze(-1))
-        return DecodeOutput(merged.to(self._dtype), total)
+            _all_gather(message.received, message.sent, group=self._group)
+        partials = message.partials
+        merged = torch.empty_like(partials.mixed, dtype=self._dtype)
+        return DecodeOutput(merged, partials.merge_into(merged))
 
-
-def _by_owner(rows: Tensor, parts: int) -> Tensor:
-    """[T, H, W] as [parts, T, H / parts, W]: the heads that each rank will own."""
-    tokens, heads, width = rows.shape
-    return rows.view(tokens, parts, heads // parts, width).transpose(0, 1)
+    def _message_for(self, out: Tensor, lse: Tensor) -> Message:
+        """The views for these tokens; the layers of a step share them."""
+        tokens = out.shape[0]
+        found = (*out.shape, out.dtype, *lse.shape, lse.dtype)
+        row = (self._heads, LATENT_WIDTH, self._dtype)
+        if (
+            found != (tokens, *row, tokens, self._heads, torch.float32)
+            or tokens > self._max_tokens
+        ):
+            raise ArgumentError(
+                "The partial result is none of the problem's.",
+                got=f"out {[*out.shape]} {out.dtype}, lse {[*lse.shape]} {lse.dtype}",
+                allowed=f"out [T, {self._heads}, {LATENT_WIDTH}] {self._dtype}, lse "
+                f"[T, {self._heads}] torch.float32, T up to {self._max_tokens}",
+                fix="merge what the decoder of this problem returned",
+            )
+        if tokens != self._tokens:
+            self._tokens, self._message = tokens, self._buffers.message(tokens)
+        return self._message
 
 
 def _check_group(problem: DecodeProblem, group: dist.ProcessGroup | None) -> int:
