@@ -4,16 +4,19 @@
     torchrun --nproc-per-node 2 benchmarks/dcp.py time       # a step against one rank
 
 Any number of ranks; the collective library follows the device (NCCL on GPUs, gloo on
-CPUs). Each rank holds its share of the KV. Rank 0 prints a table, or JSON.
+CPUs). Each rank holds its share of the KV. Rank 0 prints a table, or JSON with the
+machine, the date and the versions. On GPUs a step is timed twice: eager, and replayed
+from a graph that holds the collective too, which is what engines do.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import statistics
 import time
-from collections.abc import Callable  # noqa: TC003 - typer reads annotations
+from importlib.metadata import version
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +39,8 @@ from mla_decode.dcp import DcpMerger, local_seq_lens, owned_tokens
 from mla_decode.reference.oracle import decode_oracle
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from torch import Tensor
 
     from mla_decode import DecodeOutput
@@ -43,7 +48,8 @@ if TYPE_CHECKING:
 PAGE, SCALE = 64, 192**-0.5
 RAGGED = (1, 17, 300, 4097, 0)
 """One token: an empty shard on every rank but the first. Zero: empty everywhere."""
-STEPS = 20
+RUN_SECONDS = 0.02
+"""About as long is one timed run of steps back to back."""
 
 app = typer.Typer(add_completion=False, help=__doc__)
 Backends = Annotated[list[str] | None, typer.Option(help="Names; default: auto.")]
@@ -66,19 +72,57 @@ class Rank:
         """The group of all ranks."""
         return Dcp(world=self.world, rank=self.rank, interleave=interleave)
 
-    def show(self, title: str, rows: list[dict[str, Any]], *, as_json: bool) -> None:
-        """Print rank 0's rows."""
+    def facts(self) -> dict[str, Any]:
+        """The machine, the day and the versions."""
+        facts: dict[str, Any] = {"ranks": self.world, "device": self.info.arch}
+        facts["date"] = str(dt.datetime.now(dt.timezone.utc).date())
+        facts["torch"] = torch.__version__
+        if not self.is_gpu:
+            return {**facts, "library": "gloo"}
+        facts["device"] = torch.cuda.get_device_name(self.device)
+        facts["triton"] = version("triton")
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+        return {**facts, "library": f"NCCL {nccl}"}
+
+    def show(self, rows: list[dict[str, Any]], *, as_json: bool, **facts: int) -> None:
+        """Print rank 0's rows, with the facts of the run, and leave the group."""
+        said = {**self.facts(), **facts}
         if self.rank == 0 and as_json:
-            typer.echo(json.dumps(rows, indent=2))
+            typer.echo(json.dumps({**said, "rows": rows}, indent=2))
         elif self.rank == 0:
-            library = "NCCL" if self.is_gpu else "gloo"
-            table = Table(title=f"{title}: {self.world} ranks, {library}")
+            title = ", ".join(f"{name} {value}" for name, value in said.items())
+            table = Table(title=title)
             for name in rows[0]:
                 table.add_column(name, justify="right")
             for row in rows:
                 table.add_row(*map(str, row.values()))
             Console().print(table)
         dist.destroy_process_group()
+
+
+class Replay:
+    """A step captured in a graph, its collective too; calling it replays the graph.
+
+    Every rank of the group must make it at the same time.
+    """
+
+    def __init__(self, step: Callable[[], DecodeOutput]) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        dist.barrier()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self.output = step()
+
+    def __call__(self) -> DecodeOutput:
+        """Replay; the output is the same tensors each time."""
+        self._graph.replay()
+        return self.output
 
 
 def prepare(
@@ -186,7 +230,7 @@ def check(
             merger = DcpMerger(problem, device=rank.info, scatter_heads=False)
             merged["dcp"] = merger.merge(attend()).out
             if rank.is_gpu:
-                replayed = str(capture_and_replay(attend, merger, merged["dcp"]))
+                replayed = str(replays_equal(attend, merger, merged["dcp"]))
         widest = max(lens)
         whole = torch.zeros(len(lens), widest, 576, dtype=torch.bfloat16)
         for request, latents in enumerate(rows):
@@ -216,55 +260,97 @@ def check(
                 "ok": errors["dcp"] <= max(1.5 * errors["alone"], 4e-3),
             }
         )
-    rank.show("values", found, as_json=as_json)
+    rank.show(found, as_json=as_json, heads=heads)
     if not all(row["ok"] for row in found):
         raise typer.Exit(1)
 
 
-def capture_and_replay(
+def replays_equal(
     attend: Callable[[], DecodeOutput], merger: DcpMerger, expected: Tensor
 ) -> bool:
     """Whether a captured step, collective included, replays to the same bits."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            merger.merge(attend())
-    torch.cuda.current_stream().wait_stream(stream)
+    replay = Replay(lambda: merger.merge(attend()))
+    replay.output.out.zero_()
+    replay()
     torch.cuda.synchronize()
-    dist.barrier()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        captured = merger.merge(attend())
-    captured.out.zero_()
-    graph.replay()
-    torch.cuda.synchronize()
-    return torch.equal(captured.out, expected)
+    return torch.equal(replay.output.out, expected)
 
 
-def step_seconds(
-    rank: Rank, step: Callable[[], object], repeats: int, steps: int
-) -> float:
+def step_seconds(rank: Rank, step: Callable[[], object], repeats: int) -> float:
     """Median time of one step, over runs of several steps back to back."""
-    times = []
-    for _ in range(repeats):
-        dist.barrier()
-        if not rank.is_gpu:
-            begin = time.perf_counter()
-            for _ in range(steps):
-                step()
-            times.append((time.perf_counter() - begin) / steps)
-            continue
-        torch.cuda.synchronize()
-        first = torch.cuda.Event(enable_timing=True)
-        last = torch.cuda.Event(enable_timing=True)
-        first.record()
+    times = [run_seconds(rank, step, 2)]
+    longest = torch.tensor(times, device=rank.device)
+    dist.all_reduce(longest, dist.ReduceOp.MAX)  # all ranks must take as many steps
+    steps = max(2, min(200, int(RUN_SECONDS / float(longest))))
+    return statistics.median(run_seconds(rank, step, steps) for _ in range(repeats))
+
+
+def run_seconds(rank: Rank, step: Callable[[], object], steps: int) -> float:
+    """Time of a step in one run; a step before it makes the ranks start as one."""
+    dist.barrier()
+    if not rank.is_gpu:
+        step()
+        begin = time.perf_counter()
         for _ in range(steps):
             step()
-        last.record()
-        torch.cuda.synchronize()
-        times.append(first.elapsed_time(last) / 1e3 / steps)
-    return statistics.median(times)
+        return (time.perf_counter() - begin) / steps
+    first = torch.cuda.Event(enable_timing=True)
+    last = torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    step()
+    first.record()
+    for _ in range(steps):
+        step()
+    last.record()
+    torch.cuda.synchronize()
+    return float(first.elapsed_time(last)) / 1e3 / steps
+
+
+def time_point(
+    rank: Rank,
+    shape: tuple[str, int, int, int],
+    heads: int,
+    interleave: int,
+    repeats: int,
+) -> Iterator[dict[str, Any]]:
+    """One row a method: eager, and on GPUs a graph."""
+    name, seq, num, query = shape
+    rows, q = draw(rank, (seq,) * num, query, heads)
+
+    def prepared(dcp: Dcp) -> tuple[DecodeProblem, Callable[[], DecodeOutput]]:
+        return prepare(
+            rank, name, rows, q, query, dcp, causal=query == 1, graphs=rank.is_gpu
+        )
+
+    problem, decode = prepared(rank.dcp(interleave))
+    _, alone = prepared(Dcp(world=1))
+    rows.clear()
+    merger = DcpMerger(problem, device=rank.info)
+    share = heads // rank.world
+    mine = slice(rank.rank * share, (rank.rank + 1) * share)
+
+    def whole() -> DecodeOutput:
+        return merger.merge(decode())
+
+    for method in ("eager", "graph") if rank.is_gpu else ("eager",):
+        steps: list[Callable[[], DecodeOutput]] = [decode, whole, alone]
+        if method == "graph":
+            steps = [Replay(step) for step in steps]
+        decode_s, step_s, alone_s = (step_seconds(rank, s, repeats) for s in steps)
+        merged, truth = steps[1]().out.float(), steps[2]().out[:, mine].float()
+        yield {
+            "backend": name,
+            "S": seq,
+            "B": num,
+            "Q": query,
+            "method": method,
+            "step_us": round(1e6 * step_s, 1),
+            "decode_us": round(1e6 * decode_s, 1),
+            "merge_share": round(1 - decode_s / step_s, 3),
+            "one_rank_us": round(1e6 * alone_s, 1),
+            "speedup": round(alone_s / step_s, 2),
+            "rel_diff": f"{float((merged - truth).norm() / truth.norm()):.1e}",
+        }
 
 
 @app.command("time")
@@ -278,48 +364,22 @@ def time_steps(
     ] = None,
     interleave: Annotated[int, typer.Option(min=1)] = 1,
     repeats: Annotated[int, typer.Option(min=3)] = 7,
-    steps: Annotated[int, typer.Option(min=1)] = STEPS,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Time a step of the group against one rank that holds everything."""
     rank = Rank()
-    found = []
-    for name, seq, num, query in product(
-        backend or ["auto"], seq_len or (1024, 4096), num_reqs or (1, 4),
+    found: list[dict[str, Any]] = []
+    shapes = product(
+        backend or ["auto"],
+        seq_len or (1024, 4096),
+        num_reqs or (1, 4),
         query_len or (1, 4),
-    ):  # fmt: skip
-        if name == "cuda_flashmla" and query > 1:
+    )
+    for shape in shapes:
+        if shape[0] == "cuda_flashmla" and shape[-1] > 1:
             continue
-        rows, q = draw(rank, (seq,) * num, query, heads)
-        group = rank.dcp(interleave)
-        problem, attend = prepare(rank, name, rows, q, query, group, causal=query == 1)
-        _, alone = prepare(rank, name, rows, q, query, Dcp(world=1), causal=query == 1)
-        merger = DcpMerger(problem, device=rank.info)
-        share = heads // rank.world
-        mine = slice(rank.rank * share, (rank.rank + 1) * share)
-        merged, truth = merger.merge(attend()).out.float(), alone().out[:, mine].float()
-        attend_s = step_seconds(rank, attend, repeats, steps)
-        step_s = step_seconds(
-            rank,
-            lambda m=merger, a=attend: m.merge(a()),  # type: ignore[misc]  # bound in this turn
-            repeats,
-            steps,
-        )
-        alone_s = step_seconds(rank, alone, repeats, steps)
-        found.append(
-            {
-                "backend": name,
-                "S": seq,
-                "B": num,
-                "Q": query,
-                "step_us": round(1e6 * step_s, 1),
-                "merge_share": round(1 - attend_s / step_s, 3),
-                "one_rank_us": round(1e6 * alone_s, 1),
-                "speedup": round(alone_s / step_s, 2),
-                "rel_diff": f"{float((merged - truth).norm() / truth.norm()):.1e}",
-            }
-        )
-    rank.show(f"time, interleave {interleave}", found, as_json=as_json)
+        found += time_point(rank, shape, heads, interleave, repeats)
+    rank.show(found, as_json=as_json, heads=heads, interleave=interleave)
 
 
 if __name__ == "__main__":
