@@ -29,7 +29,6 @@ auto = chosen_backend("auto")
 CARD = DeviceInfo(vendor="cuda", arch="sm_90")
 SM_90 = DeviceInfo.assume("sm_90")
 GFX942 = DeviceInfo.assume("gfx942")
-WIDE_FP8 = {"kv_dtype": "fp8", "query_lens": {1, 3}}
 
 
 def problem_of(**fields):
@@ -58,15 +57,15 @@ PASSED_OVER = [
     ({"max_splits": 4}, "feature"),
     ({"batch_invariant": True}, "determinism"),
     ({"kv_page_stride": 64 * 576 + 4}, "feature"),
-    (WIDE_FP8, "kv_dtype"),
 ]
-"""What the portable kernel serves alone; the last by one of its two block lengths."""
+"""What the portable kernel serves alone."""
 
 
 def test_a_card_takes_the_hopper_kernel():
     for fields, name in [
         ({}, "swap_kernel"),
         ({"kv_dtype": "fp8", "query_lens": {1, 2}}, "swap_fp8_kernel"),
+        ({"kv_dtype": "fp8", "query_lens": {1, 3}}, "asym_fp8_kernel"),
         ({"query_lens": {1, 3}, "graphs": True, "masks": set(Mask)}, "asym_kernel"),
     ]:
         problem = problem_of(**fields)

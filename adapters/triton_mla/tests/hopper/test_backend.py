@@ -99,15 +99,15 @@ def test_serves_what_the_portable_kernel_does(page_size, dtype):
         ({"max_splits": 4}, "feature"),
         ({"batch_invariant": True}, "determinism"),
         ({"kv_page_stride": 64 * 576 + 4}, "feature"),
-        ({"kv_dtype": "fp8", "query_lens": frozenset({3})}, "kv_dtype"),
     ],
 )
 def test_refuses_what_it_lacks(fields, code):
     assert code in codes(**fields)
 
 
-def test_serves_fp8_caches_for_few_rows():
-    assert not codes(kv_dtype="fp8", query_lens=frozenset({2}))
+@pytest.mark.parametrize("query_len", [1, 2, 3, 32])
+def test_serves_fp8_caches_for_any_number_of_rows(query_len):
+    assert not codes(kv_dtype="fp8", query_lens=frozenset({query_len}))
 
 
 @pytest.mark.parametrize("arch", ["sm_100", "sm_80", "gfx942"])
@@ -233,7 +233,7 @@ class Simulated:
     @staticmethod
     def _convert(value):
         if isinstance(value, torch.Tensor):
-            return hopper_simulator.Pointer(value.view(-1))
+            return hopper_simulator.Pointer(hopper_simulator.flat(value))
         if hasattr(value, "block_shape"):
             tensor = tensor_at(value.base.data_ptr(), value.base.dtype, value)
             return hopper_simulator.Descriptor(tensor, value.block_shape)
@@ -256,6 +256,7 @@ class TorchMerge:
         ("hopper", 16, 1, "bf16", True, "bf16"),
         ("auto", 5, 3, "fp8", True, "bf16"),
         ("hopper", 12, 4, "bf16", False, "fp32"),
+        ("hopper", 12, 4, "fp8", True, "fp32"),
     ],
 )
 def test_decodes_through_the_contract(
@@ -270,9 +271,16 @@ def test_decodes_through_the_contract(
 ):
     pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
     from mla_decode_triton import auto, auto_builder
-    from mla_decode_triton.hopper import asym, builder, launch, swap, swap_fp8
+    from mla_decode_triton.hopper import (
+        asym,
+        asym_fp8,
+        builder,
+        launch,
+        swap,
+        swap_fp8,
+    )
 
-    modules = {"asym": asym, "swap": swap, "swap_fp8": swap_fp8}
+    modules = {"asym": asym, "asym_fp8": asym_fp8, "swap": swap, "swap_fp8": swap_fp8}
     for name, module in modules.items():
         simulated = Simulated(module, f"{name}_kernel")
         monkeypatch.setattr(launch, f"{name}_kernel", simulated)
@@ -320,6 +328,7 @@ def test_decodes_through_the_contract(
         ({}, "swap_kernel"),
         ({"kv_dtype": "fp8"}, "swap_fp8_kernel"),
         ({"num_q_heads": 64}, "asym_kernel"),
+        ({"num_q_heads": 64, "kv_dtype": "fp8"}, "asym_fp8_kernel"),
     ],
 )
 def test_names_its_kernels_and_says_that_it_was_never_timed(fields, names):

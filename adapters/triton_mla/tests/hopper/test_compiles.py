@@ -33,11 +33,15 @@ def compile_gluon(kernel, dtype, page, *, kv_dtype=None, **constants):
     types |= dict.fromkeys(("lse", "partial_out", "partial_lse"), "*fp32")
     types |= dict.fromkeys(constants, "constexpr")
     types |= {"kv": _descriptor(kv_dtype or dtype, min(page, 64)), "scale_log2": "fp32"}
+    attributes = {}
+    if "page_stride" in types:
+        types["kv"] = f"*{kv_dtype}"
+        attributes[(kernel.arg_names.index("kv"),)] = [["tt.divisibility", 16]]
     if kv_dtype:
         types["kv_scale"] = "*fp32"
     types |= {"out": f"*{dtype}"}
     values = {(kernel.arg_names.index(k),): v for k, v in constants.items()}
-    source = GluonASTSource(kernel, types, values, {})
+    source = GluonASTSource(kernel, types, values, attributes)
     return triton.compile(
         source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}
     )
@@ -162,6 +166,35 @@ def test_the_variant_for_fp8_caches_fits(page, rows, tmp_path):
     assert stack <= most_stack(is_tight=rows == 32)
     assert listing.count("HGMMA") == 36 + 32
     assert listing.count("UTMALDG") == 9 + 9 * max(1, 64 // page)
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize(("page", "ahead"), [(16, False), (64, False), (128, True)])
+def test_the_variant_for_many_rows_of_fp8_caches_fits(page, ahead, tmp_path):
+    from mla_decode_triton.hopper.asym_fp8 import asym_fp8_kernel
+
+    compiled = compile_gluon(
+        asym_fp8_kernel,
+        "bf16",
+        page,
+        kv_dtype="fp8e4nv",
+        CAUSAL=True,
+        AHEAD=ahead,
+        PREFETCH=3,
+    )
+    assert compiled.metadata.shared <= SHARED_LIMIT
+    registers, stack, listing = resources(compiled, tmp_path)
+    assert registers <= 168
+    assert stack <= 64 + most_stack(is_tight=ahead)
+    assert listing.count("HGMMA") == (1 + ahead) * (36 + 4) + 4
+    assert listing.count("WARPGROUP.DEPBAR") == (5 if ahead else 3)
+    assert listing.count("UTMALDG") == 9
+    assert listing.count("UBLKPF") == 3
+    # Two tiles of 36 KB, 16 bytes a load of 128 threads; 72 KB of stores.
+    assert len(re.findall(r"LDG\.E\.128", listing)) == 2 * 18
+    assert listing.count("STS.128") == 36
+    widening = listing[listing.index("E4M3.UNPACK") : listing.rindex("E4M3.UNPACK")]
+    assert not re.search(r"\b(?:LDL|STL)\b", widening)
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")

@@ -72,7 +72,7 @@ def forward(step, q, cache, **options):
         (torch.bfloat16, 8, 1, None, "pages of 8"),
         (torch.float32, 64, 1, None, "float32"),
         (torch.float8_e4m3fn, 64, 1, None, "kv_scale not given"),
-        (torch.uint8, 64, 4, torch.ones(1), "64 rows"),
+        (torch.uint8, 16, 4, None, "kv_scale not given"),
         (torch.bfloat16, 64, 1, torch.ones(1), "kv_scale given"),
     ],
 )
@@ -81,6 +81,15 @@ def test_refuses_caches_that_no_variant_reads(dtype, page, query_len, scale, com
     cache = torch.zeros(3, page, 576, dtype=dtype)
     with pytest.raises(ArgumentError, match=complaint):
         forward(make_step(query_len, 16), q, cache, kv_scale=scale)
+
+
+@pytest.mark.parametrize(("first", "stride"), [(0, 64 * 576 + 8), (8, 64 * 576)])
+def test_refuses_an_fp8_cache_that_is_not_read_in_16_bytes(first, stride):
+    q = torch.zeros(8, 16, 576, dtype=torch.bfloat16)
+    memory = torch.zeros(first + 3 * stride, dtype=torch.uint8)
+    cache = memory[first:].as_strided((3, 64, 576), (stride, 576, 1))
+    with pytest.raises(ArgumentError, match="16 bytes at a time"):
+        forward(make_step(4, 16), q, cache, kv_scale=torch.ones(1))
 
 
 def test_refuses_queries_whose_rows_lie_apart():

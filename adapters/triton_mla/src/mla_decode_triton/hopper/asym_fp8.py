@@ -41,10 +41,10 @@ def _new_groups(dtype: gl.constexpr):
 
 @gluon.jit(
     do_not_specialize=[
-        "page_stride",
         "num_heads",
         "query_len",
         "table_stride",
+        "page_stride",
         "num_reqs",
         "num_parts",
     ]
@@ -61,11 +61,11 @@ def asym_fp8_kernel(
     partial_out,
     partial_lse,
     kv_scale,
-    page_stride,
     scale_log2,
     num_heads,
     query_len,
     table_stride,
+    page_stride,
     num_reqs,
     num_parts,
     CAUSAL: gl.constexpr,

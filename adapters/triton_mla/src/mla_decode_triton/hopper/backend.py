@@ -32,7 +32,8 @@ EVIDENCE = "never timed"
 KERNELS = {
     "many": ("asym_kernel", "merge_kernel"),
     "few": ("swap_kernel", "merge_kernel"),
-    "fp8": ("swap_fp8_kernel", "merge_kernel"),
+    "many fp8": ("asym_fp8_kernel", "merge_kernel"),
+    "few fp8": ("swap_fp8_kernel", "merge_kernel"),
 }
 
 
@@ -47,10 +48,8 @@ def workspace_size(problem: DecodeProblem, device: DeviceInfo) -> WorkspaceSize:
 
 def kernels_of(problem: DecodeProblem, query_len: int) -> tuple[str, ...]:
     """The device kernels of one forward, as a profiler prints them."""
-    if problem.kv_dtype == "fp8":
-        return KERNELS["fp8"]
-    few = is_swapped(query_len * problem.num_q_heads)
-    return KERNELS["few" if few else "many"]
+    name = "few" if is_swapped(query_len * problem.num_q_heads) else "many"
+    return KERNELS[f"{name} fp8" if problem.kv_dtype == "fp8" else name]
 
 
 def uninterpretable(device: DeviceInfo) -> ArgumentError:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 ARCH = "sm_90"
 MAX_HEADS = 128
 MAX_QUERY_LEN = 32
-MAX_FP8_ROWS = 32
-"""Q * H that an fp8 cache is served for: more rows leave no room to widen a tile."""
 MAX_NUM_REQS = 1024
 """Requests that the one program of the work table holds in registers."""
 OLDEST_TRITON = (3, 6)
@@ -70,17 +68,6 @@ def problem_refusals(problem: DecodeProblem, device: DeviceInfo) -> list[Refusal
     reasons = CAPABILITY.refusals(problem, device)
     if device.arch != ARCH:
         return reasons
-    rows = problem.max_query_len * problem.num_q_heads
-    if problem.kv_dtype == "fp8" and rows > MAX_FP8_ROWS:
-        reasons.append(
-            Refusal(
-                code=RefusalCode.KV_DTYPE,
-                message="the Hopper kernel widens fp8 caches for few rows only",
-                got=f"Q * H = {rows}",
-                allowed=f"Q * H <= {MAX_FP8_ROWS} with an fp8 cache",
-                fix="use the portable kernel",
-            )
-        )
     itemsize = 1 if problem.kv_dtype == "fp8" else 2
     if problem.page_stride * itemsize % _COPY_BYTES:
         reasons.append(
