@@ -134,9 +134,33 @@ def page_stride(cache: Tensor) -> int:
     return stride // _COPY_BYTES
 
 
-def box_queries(  # by position: once a layer
+def box_queries(
     latent: Tensor, rope: Tensor | None, query_len: int, box_rows: int
 ) -> tuple[Boxed, Boxed]:
+    """Read queries as `try_box_queries` does.
+
+    Raises:
+        ArgumentError: They cannot be read so.
+    """
+    queries = try_box_queries(latent, rope, query_len, box_rows)
+    if queries is None:
+        parts = (latent,) if rope is None else (latent, rope)
+        raise ArgumentError(
+            "The Hopper kernel reads the rows of a query at one common stride.",
+            got=" and ".join(
+                f"strides {part.stride()} at address {part.data_ptr():#x}"
+                for part in parts
+            ),
+            allowed="contiguous rows, token stride = H * head stride, all of them "
+            "multiples of 16 bytes",
+            fix="join the query into a contiguous buffer first",
+        )
+    return queries
+
+
+def try_box_queries(  # by position: once a layer
+    latent: Tensor, rope: Tensor | None, query_len: int, box_rows: int
+) -> tuple[Boxed, Boxed] | None:
     """Read queries as [requests, Q * H, width]: rows past the last are zeros.
 
     Args:
@@ -145,38 +169,36 @@ def box_queries(  # by position: once a layer
         query_len: Q; T is a multiple of it.
         box_rows: Of a box.
 
-    Raises:
-        ArgumentError: `is_regular` is false of one of them.
+    Returns:
+        Latent and rope part; None if the copy engine cannot read one of them: its rows
+        do not lie at one common stride, or not at multiples of 16 bytes.
     """
     num_tokens, num_heads, _ = latent.shape
+    placed = _place_rows(latent, query_len, num_heads)
+    if placed is None:
+        return None
+    address, strides = placed
     num_reqs, num_rows = num_tokens // query_len, query_len * num_heads
     form = box_form(latent.dtype, box_rows)
-    address, strides = _place_rows(latent, query_len)
     boxed = Boxed(form, address, (num_reqs, num_rows, LATENT_WIDTH), strides)
     if rope is None:
         address += LATENT_WIDTH * latent.element_size()
     else:
-        address, strides = _place_rows(rope, query_len)
+        placed = _place_rows(rope, query_len, num_heads)
+        if placed is None:
+            return None
+        address, strides = placed
     return boxed, Boxed(form, address, (num_reqs, num_rows, ROPE_WIDTH), strides)
 
 
-def is_regular(q: Tensor, query_len: int) -> bool:
-    """Whether the copy engine can read a query as [requests, Q * H, width]."""
+def _place_rows(
+    q: Tensor, query_len: int, num_heads: int
+) -> tuple[int, tuple[int, int, int]] | None:
+    """Address, and strides of requests, rows and columns; None if not regular."""
     token, head, column = q.stride()
-    bits = q.data_ptr() | (token | head) * q.element_size()
-    spaced = query_len == 1 or token == head * q.shape[1]
-    return column == 1 and spaced and not bits % _COPY_BYTES
-
-
-def _place_rows(q: Tensor, query_len: int) -> tuple[int, tuple[int, int, int]]:
-    """Address of a query's rows, and strides of their requests, rows and columns."""
-    if not is_regular(q, query_len):
-        raise ArgumentError(
-            "The Hopper kernel reads the rows of a query at one common stride.",
-            got=f"strides {q.stride()} at address {q.data_ptr():#x}",
-            allowed="contiguous rows, token stride = H * head stride, all of them "
-            "multiples of 16 bytes",
-            fix="join the query into a contiguous buffer first",
-        )
-    token, head, _ = q.stride()
-    return q.data_ptr(), (token * query_len, head, 1)
+    address: int = q.data_ptr()
+    bits = address | (token | head) * q.element_size()
+    is_spaced = query_len == 1 or token == head * num_heads
+    if column != 1 or not is_spaced or bits % _COPY_BYTES:
+        return None
+    return address, (token * query_len, head, 1)

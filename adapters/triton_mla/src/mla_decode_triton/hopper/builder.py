@@ -20,7 +20,7 @@ from mla_decode_triton.hopper.backend import (
     uninterpretable,
     workspace_size,
 )
-from mla_decode_triton.hopper.boxes import is_regular
+from mla_decode_triton.hopper.boxes import box_queries, try_box_queries
 from mla_decode_triton.hopper.capability import hopper_refusals
 from mla_decode_triton.hopper.grid import MERGE_SHAPES, count_multiprocessors
 from mla_decode_triton.hopper.launch import HopperStep, Workspace
@@ -183,23 +183,22 @@ def decode(call: CheckedCall) -> None:
     metadata = cast("HopperMetadata", call.metadata)
     builder = cast("HopperMetadataBuilder", metadata.builder)
     step = metadata.step
+    reading = step.query_len, step.grid.rows
     latent, rope = call.q, call.q_rope
-    if not is_regular(latent, step.query_len) or (
-        rope is not None and not is_regular(rope, step.query_len)
-    ):
+    queries = try_box_queries(latent, rope, *reading)
+    if queries is None:
         if rope is None:
             latent, rope = latent[..., :LATENT_WIDTH], latent[..., LATENT_WIDTH:]
-        latent, rope = builder.join_query(latent, rope), None
+        queries = box_queries(builder.join_query(latent, rope), None, *reading)
     with on_device(builder):
-        step.forward(
-            latent,
-            rope,
+        step.attend(
+            queries,
             call.kv_cache,
             metadata.block_table,
             metadata.seq_lens,
             call.out,
             call.lse,
-            softmax_scale=call.softmax_scale,
-            causal=metadata.causal,
-            kv_scale=call.kv_scale,
+            call.softmax_scale,
+            metadata.causal,
+            call.kv_scale,
         )

@@ -124,6 +124,7 @@ MERGE_SHAPES = (
 fits costs a round, a row in several blocks costs programs; at most 64 registers."""
 
 
+@cache  # it is asked once a layer
 def choose_merge(parts: int, num_reqs: int) -> MergeShape:
     """The smallest shape that holds the pieces of a request, were all alike."""
     pieces = 2 * parts // max(num_reqs, 1)

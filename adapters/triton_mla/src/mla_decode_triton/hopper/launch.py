@@ -183,11 +183,30 @@ class HopperStep:
             causal: Tail-aligned causal, or every key for every token.
             kv_scale: float32 [1] on the device: what an fp8 cache is to be multiplied by.
         """
-        num_reqs = seq_lens.shape[0]
-        grid, workspace = self.grid, self.workspace
         if cache.dtype is torch.uint8:
             cache = cache.view(FP8)
-        types = q_latent.dtype, cache.dtype, out.dtype, kv_scale is None
+        queries = box_queries(q_latent, q_rope, self.query_len, self.grid.rows)
+        self.attend(
+            *(queries, cache, table, seq_lens, out, lse),
+            *(softmax_scale, causal, kv_scale),
+        )
+
+    def attend(  # by position: once a layer
+        self,
+        queries: tuple[Boxed, Boxed],
+        cache: Tensor,
+        table: Tensor,
+        seq_lens: Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        softmax_scale: float,
+        causal: bool,
+        kv_scale: Tensor | None,
+    ) -> None:
+        """Do as `forward` does, with queries that are boxed; fp8 is never uint8 here."""
+        num_reqs = seq_lens.shape[0]
+        grid, workspace = self.grid, self.workspace
+        types = queries[0].form, cache.dtype, out.dtype, kv_scale is None
         key = types, cache.shape[1], lse is None, causal
         variant = self.variants.get(key)
         if variant is None:
@@ -209,9 +228,7 @@ class HopperStep:
         )
         if kv_scale is not None:
             tensors = *tensors, kv_scale
-        boxes: tuple[Boxed, ...] = box_queries(
-            q_latent, q_rope, self.query_len, grid.rows
-        )
+        boxes: tuple[Boxed, ...] = queries
         if kv_scale is None or grid.swapped:
             boxes, pages = (*boxes, box_cache(cache)), cache.shape[0]
         else:
