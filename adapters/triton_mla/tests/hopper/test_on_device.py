@@ -109,22 +109,30 @@ def test_a_captured_step_follows_lengths_changed_in_place():
         batches.check((out.cpu().view(*shape, 512), lse.cpu().view(shape)), expected)
 
 
-def test_a_direct_launch_gives_the_bits_of_the_front_door(monkeypatch):
+@pytest.mark.parametrize(("query_len", "num_heads"), [(1, 16), (4, 16)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_a_direct_launch_gives_the_bits_of_the_front_door(
+    monkeypatch, query_len, num_heads, dtype
+):
     from triton.runtime.jit import JITFunction
 
-    for query_len, num_heads in [(1, 16), (4, 16)]:
-        q, cache, table = batches.make_batch(
-            LENS, query_len, num_heads, 64, torch.bfloat16
-        )
-        lens = torch.tensor(LENS, dtype=torch.int32).cuda()
-        inputs = [q.cuda(), cache.cuda(), table.cuda(), lens]
-        step = _step(query_len, num_heads)
-        expected = _run(step, *inputs, causal=True)
-        with monkeypatch.context() as patch:
-            patch.setattr(JITFunction, "run", None)
-            found = _run(step, *inputs, causal=True)
+    q, cache, table = batches.make_batch(LENS, query_len, num_heads, 64, torch.bfloat16)
+    lens = torch.tensor(LENS, dtype=torch.int32).cuda()
+    is_fp8 = dtype is torch.float8_e4m3fn
+    words = {
+        "causal": True,
+        "kv_scale": torch.tensor([batches.KV_SCALE]).cuda() if is_fp8 else None,
+    }
+    inputs = [q.cuda(), cache.to(dtype).cuda(), table.cuda(), lens]
+    step = _step(query_len, num_heads)
+    expected = _run(step, *inputs, **words)
+    with monkeypatch.context() as patch:
+        patch.setattr(JITFunction, "run", None)  # the front door is shut
+        found = _run(step, *inputs, **words)
         room = torch.empty(table.numel() + 1, dtype=torch.int32, device="cuda")[1:]
         inputs[2] = room.view(table.shape).copy_(table)
-        odd = _run(step, *inputs, causal=True)
-        for outputs in (found, odd):
-            assert all(map(torch.equal, outputs, expected))
+        with pytest.raises(TypeError, match="not callable"):
+            _run(step, *inputs, **words)
+    odd = _run(step, *inputs, **words)
+    for outputs in (found, odd):
+        assert all(map(torch.equal, outputs, expected))
