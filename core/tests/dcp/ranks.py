@@ -17,7 +17,7 @@ from mla_decode import (
     MLADecoder,
     PagedLatentCache,
 )
-from mla_decode.dcp import DcpMerger, local_seq_lens, owned_tokens
+from mla_decode.dcp import DcpMerger, local_seq_lens, merge_partials, owned_tokens
 from mla_decode.reference.oracle import decode_oracle
 
 HEADS, PAGE, SCALE = 4, 16, 192**-0.5
@@ -111,10 +111,16 @@ def check_cost(dcp, *, scatter):
         num_q_heads=HEADS, dcp=dcp, max_num_reqs=4, max_model_len=128
     )
     merger = DcpMerger(problem, device="cpu", scatter_heads=scatter)
-    generator = torch.Generator().manual_seed(dcp.rank)
-    drawn = torch.randn(4, HEADS, 513, generator=generator)
-    out, lse = drawn[..., 1:].bfloat16(), drawn[..., 0]  # an LSE that is no dense one
+    generator = torch.Generator().manual_seed(HEADS)
+    drawn = torch.randn(dcp.world, 4, HEADS, 513, generator=generator)
+    outs, lses = drawn[..., 1:].bfloat16(), drawn[..., 0]  # an LSE that is no dense one
+    out, lse = outs[dcp.rank], lses[dcp.rank]
     whole = merger.merge(DecodeOutput(out, lse))
+    share = HEADS // dcp.world
+    mine = slice(dcp.rank * share, (dcp.rank + 1) * share) if scatter else slice(None)
+    mixed, total = merge_partials(outs[:, :, mine], lses[:, :, mine])
+    assert torch.equal(whole.out, mixed.bfloat16())  # rounded once, at the end
+    assert torch.equal(whole.lse, total)
     one = DecodeOutput(out[:1], lse[:1])
     first = merger.merge(one)
     with Operators() as ran:
