@@ -215,7 +215,7 @@ class _StillDecode:
     def __init__(self) -> None:
         shape = (NUM_REQS, QUERY_LEN, HEADS, 512)
         self._out = torch.zeros(shape, dtype=torch.bfloat16)
-        self._lse = torch.zeros(NUM_REQS, HEADS, QUERY_LEN)
+        self._lse = torch.zeros(NUM_REQS, QUERY_LEN, HEADS).transpose(1, 2)
 
     def plan(self, seq_lens: object, num_rows: int) -> None:
         """Nothing to plan."""

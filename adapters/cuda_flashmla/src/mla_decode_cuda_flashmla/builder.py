@@ -15,6 +15,7 @@ from mla_decode.metadata import DecodeMetadata, StepFacts
 from mla_decode.problem import LATENT_WIDTH, ROW_WIDTH
 from mla_decode_cuda_flashmla.caches import CheckedCaches
 from mla_decode_cuda_flashmla.capture import current_capture, simulated_capture
+from mla_decode_cuda_flashmla.finishing import Finisher
 from mla_decode_cuda_flashmla.inspection import LibraryRefused
 from mla_decode_cuda_flashmla.library import library_for
 from mla_decode_cuda_flashmla.limits import KERNELS, num_sm_parts
@@ -110,6 +111,7 @@ class FlashMLAMetadataBuilder(MLADecodeMetadataBuilder):
         self._no_pages = self._zeros(torch.int32, problem.max_num_reqs, 1)
         self.min_scale = self.kernel.min_scale
         self.needs_lse = problem.needs_lse
+        self.finisher = Finisher.of(problem, self.device_info)
         self.checked_caches = CheckedCaches()
         self.q_dtype = torch_dtype(problem.q_dtype, self.device_info)
         self.device_number = -1 if self.device.index is None else self.device.index

@@ -17,6 +17,7 @@ from mla_decode.backend import BackendBase, DecodeOutput
 from mla_decode_cuda_flashmla.builder import FlashMLAMetadata, FlashMLAMetadataBuilder
 from mla_decode_cuda_flashmla.caches import paged
 from mla_decode_cuda_flashmla.capture import EAGER
+from mla_decode_cuda_flashmla.finishing import in_order, lse_by_torch
 from mla_decode_cuda_flashmla.limits import ALIGNMENT_BYTES
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     Query = Tensor | tuple[Tensor, Tensor]
 
-_NAN, _INF = math.nan, math.inf
+_INF = math.inf
 
 
 class FlashMLAForward(BackendBase):
@@ -76,15 +77,27 @@ class FlashMLAForward(BackendBase):
                 if call is None or builder.is_capturing():
                     call = metadata.call()
                 found, found_lse = call(
-                    q=q.view(*metadata.kernel_q_shape),
+                    q=q.view(metadata.kernel_q_shape),
                     k_cache=cache,
                     softmax_scale=softmax_scale,
                 )
-                found = found.view(*metadata.out_shape)
-                if out is not None:
-                    found = out.copy_(found)
+                if not builder.needs_lse:
+                    found = found.view(metadata.out_shape)
+                    return DecodeOutput(
+                        out.copy_(found) if out is not None else found, None
+                    )
+                finisher = builder.finisher
+                if finisher is None or not finisher.takes(found, found_lse, out):
+                    found = found.view(metadata.out_shape)
+                    return DecodeOutput(
+                        out.copy_(found) if out is not None else found,
+                        lse_by_torch(found_lse, lse),
+                    )
+                if lse is None:
+                    lse = in_order(found_lse)
+                finisher.finish(found, found_lse, out, lse)
                 return DecodeOutput(
-                    found, _lse(found_lse, lse) if builder.needs_lse else None
+                    out if out is not None else found.view(metadata.out_shape), lse
                 )
         return super().forward(
             q,
@@ -120,7 +133,7 @@ class FlashMLAForward(BackendBase):
         else:
             call.callers_out.copy_(out)
         if builder.needs_lse:
-            found = _lse(lse, call.callers_lse)
+            found = lse_by_torch(lse, call.callers_lse)
             if empty is not None:
                 by_request = found.view(metadata.num_reqs, -1, 1)
                 by_request.masked_fill_(empty.view(-1, 1, 1), -_INF)
@@ -181,20 +194,3 @@ def _raised_scale(query: Tensor, scale: float, least: float) -> tuple[Tensor, fl
     """The same product q.k*scale with a scale that the kernel can mask under."""
     factor = 2.0 ** math.ceil(math.log2(least) - math.log2(scale))
     return query * (1.0 / factor), scale * factor
-
-
-def _lse(lse: Tensor, target: Tensor | None) -> Tensor:
-    """The library's [B, H, Q] as [B*Q, H], -inf for rows without keys: one kernel."""
-    requests, heads, query_len = lse.shape
-    if target is None and query_len == 1:  # already in order, and nobody else's
-        return torch.nan_to_num_(lse.view(requests, heads), _NAN, -_INF, -_INF)
-    if target is None:
-        target = lse.new_empty((requests * query_len, heads))
-    torch.nan_to_num(
-        lse.transpose(1, 2),
-        _NAN,
-        -_INF,
-        -_INF,
-        out=target.view(requests, query_len, heads),
-    )
-    return target

@@ -156,7 +156,7 @@ def attend(
             parts[segment.split] = value, log2_sum
     _combine(out, lse, splits.tolist(), parts)
     shape = (batch, query_len, heads)
-    lse = lse.view(shape).transpose(1, 2).contiguous()
+    lse = lse.view(shape).transpose(1, 2)  # in memory, heads last: as the library's
     return (out * value_scale).view(*shape, LATENT_WIDTH), lse
 
 

@@ -1,0 +1,149 @@
+"""What a call owes after the library's: the LSE of rows without keys, the caller's out.
+
+The library's LSE is called [B, H, Q] and lies in memory as [B, Q, H]: the contract's
+order, by a view. What remains is to turn +inf into -inf and to copy the output where
+the caller wants it: one small kernel of Triton's, which comes with a CUDA torch, or
+torch's own operators where there is none.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mla_decode.dtypes import torch_dtype
+from mla_decode_cuda_flashmla.limits import ALIGNMENT_BYTES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mla_decode.device import DeviceInfo
+    from mla_decode.problem import DecodeProblem
+
+_NAN, _INF = math.nan, math.inf
+_OLDEST_TRITON = (3, 6)
+BLOCK_ROWS = {False: 512, True: 8}
+"""Rows of a program, by whether it copies 512 columns of each."""
+
+
+class Finisher:
+    """The compiled kernels, launched by addresses.
+
+    Args:
+        kernels: By whether they copy the output: made for aligned outputs.
+    """
+
+    def __init__(self, kernels: dict[bool, Any]) -> None:
+        self._kernels = kernels
+        self._launches: dict[tuple[bool, int], Any] = {}
+
+    @classmethod
+    def of(cls, problem: DecodeProblem, device: DeviceInfo) -> Finisher | None:
+        """Compile for a problem; None where torch's operators do it.
+
+        Those do it on an assumed device, where no LSE is asked for, and where Triton
+        is absent, old or lacks the C compiler that it builds its launches with.
+        """
+        if device.assumed or not problem.needs_lse:
+            return None
+        try:
+            import triton  # noqa: PLC0415 - optional, and not needed without LSE
+
+            if tuple(map(int, triton.__version__.split(".")[:2])) < _OLDEST_TRITON:
+                return None
+            out = torch_dtype(problem.out_dtype, device)
+            with torch.cuda.device(device.index):
+                return cls({copies: _compile(out, copies) for copies in BLOCK_ROWS})
+        except (ImportError, OSError, RuntimeError, subprocess.CalledProcessError):
+            return None
+
+    def takes(self, found: Tensor, found_lse: Tensor, out: Tensor | None) -> bool:
+        """Whether the kernel is valid for the library's answers and the caller's out."""
+        return lies_in_order(found_lse) and (
+            out is None
+            or (not out.data_ptr() % ALIGNMENT_BYTES and found.is_contiguous())
+        )
+
+    def finish(
+        self, found: Tensor, found_lse: Tensor, out: Tensor | None, lse: Tensor
+    ) -> None:
+        """Write the LSE, which may be the library's own, and the output if one is given.
+
+        Args:
+            found: The library's output, contiguous.
+            found_lse: The library's LSE: `takes` holds of it.
+            out: (T, H, 512) of the same dtype, 16-byte aligned.
+            lse: (T, H) float32, contiguous.
+        """
+        copies, num_rows = out is not None, lse.numel()
+        launch = self._launches.get((copies, num_rows))
+        if launch is None:
+            block = BLOCK_ROWS[copies]
+            launch = self._kernels[copies][-(-num_rows // block), 1, 1]
+            self._launches[copies, num_rows] = launch
+        found_at = found.data_ptr()
+        launch(
+            found_lse.data_ptr(),
+            lse.data_ptr(),
+            found_at,
+            found_at if out is None else out.data_ptr(),
+            num_rows,
+            copies,
+            BLOCK_ROWS[copies],
+        )
+
+
+def _compile(out: torch.dtype, copies: bool) -> Any:
+    from mla_decode_cuda_flashmla.finish_kernel import (  # noqa: PLC0415 - imports Triton
+        finish_kernel,
+    )
+
+    compiled = finish_kernel.warmup(
+        *(torch.float32, torch.float32, out, out, 1),
+        grid=(1, 1, 1),
+        COPIES_OUT=copies,
+        BLOCK_ROWS=BLOCK_ROWS[copies],
+        num_warps=4,
+    )
+    compiled[1, 1, 1]  # loads it: a graph may be the first to launch it
+    return compiled
+
+
+def lies_in_order(lse: Tensor) -> bool:
+    """Whether a [B, H, Q] lies in memory as [B, Q, H], as the library's do."""
+    requests, heads, query_len = lse.shape
+    by_request, by_head, by_token = lse.stride()
+    return (
+        (by_head == 1 or heads == 1)
+        and (by_token == heads or query_len == 1)
+        and (by_request == heads * query_len or requests == 1)
+    )
+
+
+def in_order(lse: Tensor) -> Tensor:
+    """A [B, H, Q] that lies in order as (B*Q, H): the same memory."""
+    requests, heads, query_len = lse.shape
+    return lse.as_strided((requests * query_len, heads), (heads, 1))
+
+
+def lse_by_torch(lse: Tensor, target: Tensor | None) -> Tensor:
+    """The library's [B, H, Q] as (B*Q, H), -inf for rows without keys: one kernel."""
+    if lies_in_order(lse):
+        rows = in_order(lse)
+        if target is None:
+            return torch.nan_to_num_(rows, _NAN, -_INF, -_INF)
+        return torch.nan_to_num(rows, _NAN, -_INF, -_INF, out=target)
+    requests, heads, query_len = lse.shape
+    if target is None:
+        target = lse.new_empty((requests * query_len, heads))
+    torch.nan_to_num(
+        lse.transpose(1, 2),
+        _NAN,
+        -_INF,
+        -_INF,
+        out=target.view(requests, query_len, heads),
+    )
+    return target

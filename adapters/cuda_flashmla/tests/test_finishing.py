@@ -1,0 +1,151 @@
+"""The kernel that ends a call, interpreted, and the ways round it."""
+
+import importlib.util
+import math
+
+import pytest
+import torch
+import triton
+
+from mla_decode_cuda_flashmla import backend, finish_kernel
+from mla_decode_cuda_flashmla.finishing import (
+    BLOCK_ROWS,
+    Finisher,
+    lies_in_order,
+    lse_by_torch,
+)
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    """The kernel for CPU tensors: Triton decides where it is decorated."""
+    spec = importlib.util.spec_from_file_location("interpreted", finish_kernel.__file__)
+    module = importlib.util.module_from_spec(spec)
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.interpret = True
+        spec.loader.exec_module(module)
+    return module.finish_kernel
+
+
+class ByAddress:
+    """A compiled kernel's launch, which finds the tensors behind the addresses."""
+
+    def __init__(self, kernel):
+        self.kernel, self.known, self.grids = kernel, {}, []
+
+    def __getitem__(self, grid):
+        def launch(*arguments):
+            self.grids.append(grid)
+            *addresses, num_rows, copies, block = arguments
+            tensors = [self.known[address] for address in addresses]
+            self.kernel[grid](*tensors, num_rows, copies, block)
+
+        return launch
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("rows", [1, 48])
+def test_turns_infinity_round_and_copies(interpreted, copies, rows):
+    lse = torch.randn(rows)
+    lse[::3] = math.inf
+    out = torch.randn(rows, 512).bfloat16()
+    found = torch.full((rows + 1,), math.nan)
+    copied = torch.full((rows + 1, 512), math.nan, dtype=torch.bfloat16)
+    block = BLOCK_ROWS[copies]
+
+    interpreted[-(-rows // block), 1, 1](
+        lse, found[:rows], out, copied[:rows], rows, copies, block
+    )
+
+    want = torch.where(lse == math.inf, -math.inf, lse)
+    assert torch.equal(found[:rows], want)
+    assert torch.equal(copied[:rows], out) is copies
+    assert found[rows].isnan()
+    assert copied[rows].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("passes_out", "passes_lse", "names"),
+    [
+        (False, False, ["view", "as_strided", "view"]),
+        (False, True, ["view", "view"]),
+        (True, False, ["view", "as_strided"]),
+        (True, True, ["view"]),
+    ],
+)
+def test_a_later_layer_ends_in_one_kernel(
+    operators, kit, interpreted, passes_out, passes_lse, names
+):
+    problem = kit.problem(query_lens={2}, needs_lse=True)
+    step = kit.step(problem, [70, 33, 0], 2)
+    builder = backend.builder_cls(problem, kit.assumed())
+    metadata = builder.build(step.common)
+    first = backend.forward(step.q, step.kv, metadata, softmax_scale=kit.SCALE)
+    rows = step.q.shape[0]
+    given = {}
+    if passes_out:
+        given["out"] = torch.full((rows, 16, 512), math.nan, dtype=torch.bfloat16)
+    if passes_lse:
+        given["lse"] = torch.full((rows, 16), math.nan)
+    kernel = ByAddress(interpreted)
+    builder.finisher = Finisher(dict.fromkeys(BLOCK_ROWS, kernel))
+    [(key, call)] = metadata.calls.items()
+    raw = call(
+        q=step.q.view(3, 2, 16, 576),
+        k_cache=step.kv[:, :, None],
+        softmax_scale=kit.SCALE,
+    )
+    metadata.calls[key] = lambda **_: raw
+    for tensor in (*raw, *given.values()):
+        kernel.known[tensor.data_ptr()] = tensor
+    found = []
+
+    def forward():
+        found.append(
+            backend.forward(step.q, step.kv, metadata, softmax_scale=kit.SCALE, **given)
+        )
+
+    assert lies_in_order(raw[1])
+    counted = [name for name in operators(forward) if name in {"view", "as_strided"}]
+    assert counted == names
+    [answer] = found
+    assert torch.equal(answer.out, first.out)
+    assert torch.equal(answer.lse, first.lse)
+    assert len(kernel.grids) == 1
+    for name, tensor in given.items():
+        assert getattr(answer, name) is tensor
+
+
+def test_an_out_at_an_odd_address_takes_torch_s_way(kit):
+    problem = kit.problem(query_lens={1}, needs_lse=True)
+    step = kit.step(problem, [70, 0])
+    builder = backend.builder_cls(problem, kit.assumed())
+    metadata = builder.build(step.common)
+    first = backend.forward(step.q, step.kv, metadata, softmax_scale=kit.SCALE)
+    builder.finisher = Finisher({})
+    odd = torch.empty(2 * 16 * 512 + 1, dtype=torch.bfloat16)[1:].view(2, 16, 512)
+
+    again = backend.forward(step.q, step.kv, metadata, softmax_scale=kit.SCALE, out=odd)
+
+    assert again.out is odd
+    assert torch.equal(odd, first.out)
+    assert torch.equal(again.lse, first.lse)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_an_lse_in_another_order_is_put_in_ours(given):
+    lse = torch.randn(3, 4, 2)
+    lse[1] = math.inf
+    target = torch.empty(6, 4) if given else None
+    assert not lies_in_order(lse)
+    want = torch.where(lse == math.inf, -math.inf, lse).transpose(1, 2).reshape(6, 4)
+
+    found = lse_by_torch(lse, target)
+
+    assert torch.equal(found, want)
+    assert not given or found is target
+
+
+def test_an_assumed_device_has_none(kit):
+    problem = kit.problem(needs_lse=True)
+    assert Finisher.of(problem, kit.assumed()) is None
