@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from mla_decode_triton.hopper.copying import load_queries, write_empty
 from mla_decode_triton.hopper.walk import TILE, part_range, piece_range, signal
+from mla_decode_triton.hopper.widening import widened
 
 WARPS = gl.constexpr(4)
 WORD = gl.constexpr(4)
@@ -93,13 +94,13 @@ def _prefetch(kv, page_stride, table_row, token0, limit, PAGE: gl.constexpr):
 def _widen(words, dtype: gl.constexpr):
     """The values of words, [rows, words] as [rows, 4 * words].
 
-    By way of float32: there is no fast instruction from float16 to bfloat16.
+    Codes are taken out of a word and `widened` puts them back: no instruction is left.
     """
     even = gl.join(gl.cast(words, gl.int8), gl.cast(words >> 16, gl.int8))
     odd = gl.join(gl.cast(words >> 8, gl.int8), gl.cast(words >> 24, gl.int8))
-    values = gl.reshape(gl.join(even, odd), [words.shape[0], words.shape[1] * WORD])
-    values = gl.cast(values, gl.float8e4nv, bitcast=True)
-    return gl.cast(gl.cast(gl.cast(values, gl.float16), gl.float32), dtype)
+    codes = gl.reshape(gl.join(even, odd), [words.shape[0], words.shape[1] * WORD])
+    codes = gl.cast(codes, gl.float8e4nv, bitcast=True)
+    return widened(codes, dtype)
 
 
 @gluon.jit
