@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -146,6 +147,22 @@ def test_an_lse_in_another_order_is_put_in_ours(given):
     assert not given or found is target
 
 
-def test_an_assumed_device_has_none(kit):
+def test_an_assumed_device_has_none_and_says_so(kit):
     problem = kit.problem(needs_lse=True)
-    assert Finisher.of(problem, kit.assumed()) is None
+    step = kit.step(problem, [70])
+    builder = backend.builder_cls(problem, kit.assumed())
+    assert builder.finisher is None
+    assert "by torch's operators" in builder.build(step.common).facts().path
+    builder.finisher = Finisher({})
+    assert "by one kernel of Triton's" in builder.build(step.common).facts().path
+
+
+def test_a_triton_that_is_too_old_is_not_used(kit, monkeypatch):
+    card = replace(kit.assumed(), assumed=False)
+    monkeypatch.setattr(triton, "__version__", "3.5.1")
+    assert Finisher.of(kit.problem(needs_lse=True), card) is None
+
+
+def test_nothing_is_compiled_where_no_lse_is_asked_for(kit):
+    card = replace(kit.assumed(), assumed=False)
+    assert Finisher.of(kit.problem(needs_lse=False), card) is None

@@ -60,9 +60,14 @@ class FlashMLAMetadata(DecodeMetadata):
         """The kernels of the query's dtype; the schedule, and so the splits, is theirs."""
         builder = cast("FlashMLAMetadataBuilder", self.builder)
         problem = builder.problem
+        path = f"form {self.kernel.form}, a tile schedule over the whole batch"
+        if builder.finisher is not None:
+            path += ", LSE and the caller's out by one kernel of Triton's"
+        elif problem.needs_lse:
+            path += ", LSE and the caller's out by torch's operators"
         return StepFacts(
             kernels=KERNELS[problem.q_dtype],
-            path=f"form {self.kernel.form}, a tile schedule over the whole batch",
+            path=path,
             num_q_heads=problem.num_q_heads,
             query_len=self.query_len,
             max_splits=num_sm_parts(self.num_rows, count_sms(builder.device_info)),
