@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 NEEDS = {
+    "batch_invariance": "batch invariance",
     "bf16_fp8": "a bf16 query over an fp8 cache",
     "causal_block": "causal blocks",
     "dcp": "DCP",

@@ -68,6 +68,9 @@ ONLY_BY = {
     "last_odd_head_lost": {"heads.around_multiples", "heads.odd"},
     "buffers_renewed": {"stable.growing_builds"},
     "thread_of_the_build": {"ubatch.threads_in_turn"},
+    "workspace_undeclared": {"stable.workspace_is_declared"},
+    "bits_of_the_batch": {"repeat.batch_invariant"},
+    "bits_of_the_block": {"repeat.block_invariant"},
 }
 """Faults that every other case of the clause lets through."""
 

@@ -200,6 +200,7 @@ CASES: tuple[Case, ...] = (
     _case("stable.addresses", _C.STABLE, "What a graph reads keeps its address over builds of one shape.", "graphs"),
     _case("stable.growing_builds", _C.STABLE, "Over sixty builds of ever longer requests the same holds.", "graphs"),
     _case("stable.workspace_size", _C.STABLE, "The builder's workspace has its size at construction and does not grow with lengths."),
+    _case("stable.workspace_is_declared", _C.STABLE, "After a step of the largest batch the builder holds no more device memory than its cost says."),
     _case("stable.replay", _C.STABLE, "A captured graph replayed after later builds gives each build's values.", "graphs", profile="device"),
     _case("stable.replay_growing", _C.STABLE, "Sixty replays over ever longer requests.", "graphs", profile="device"),
     # UBATCH
@@ -246,6 +247,8 @@ CASES: tuple[Case, ...] = (
     # REPEAT
     _case("repeat.bit_equal", _C.REPEAT, "The same inputs twice are bit-equal, or the backend says that it is not deterministic.", quick=True),
     _case("repeat.across_builders", _C.REPEAT, "A second builder gives the same bits."),
+    _case("repeat.batch_invariant", _C.REPEAT, "A request's bits are the same alone, among others and in another order.", "batch_invariance"),
+    _case("repeat.block_invariant", _C.REPEAT, "A token's bits in a causal block are those of its own one-token step.", "batch_invariance", "causal_block"),
 )  # fmt: skip
 """Every case of the kit, in the order of the report."""
 

@@ -47,12 +47,23 @@ _CODES: dict[str, frozenset[str]] = {
     "dcp": frozenset({"dcp", "lse", "mask", "feature"}),
     "graphs": frozenset({"feature"}),
     "gap_rows": frozenset({"feature"}),
+    "batch_invariant": frozenset({"determinism"}),
     "max_num_reqs": frozenset({"feature"}),
     "max_model_len": frozenset({"feature"}),
 }
 _LIBRARY = frozenset({"dependency", "version"})
 """What a backend says where its row has a kernel and the installed library has not."""
-_FEATURES = frozenset({"query_lens", "masks", "needs_lse", "dcp", "graphs", "gap_rows"})
+_FEATURES = frozenset(
+    {
+        "query_lens",
+        "masks",
+        "needs_lse",
+        "dcp",
+        "graphs",
+        "gap_rows",
+        "batch_invariant",
+    }
+)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -56,6 +56,13 @@ def storages(root: Any) -> dict[int, int]:
     return {storage.data_ptr(): storage.nbytes() for storage in held}
 
 
+def on_device(root: Any, device: torch.device) -> dict[int, int]:
+    """The same, of tensors on one device; what a builder holds on the host is free."""
+    found = (tensor for _, tensor in tensors(root) if tensor.device.type == device.type)
+    held = (tensor.untyped_storage() for tensor in found)
+    return {storage.data_ptr(): storage.nbytes() for storage in held}
+
+
 def poison_floats(root: Any, spared: Container[int] = ()) -> int:
     """Fill every workspace under an object with NaN; return how many.
 

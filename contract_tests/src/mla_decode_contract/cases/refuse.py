@@ -125,7 +125,7 @@ def batch_limits(ctx: CaseContext) -> None:
 
 @implements("refuse.undeclared_features")
 def undeclared_features(ctx: CaseContext) -> None:
-    """LSE, DCP, graphs and page strides, each alone."""
+    """LSE, DCP, graphs, page strides, split caps and invariance, each alone."""
     base = replace(ctx.problem(), needs_lse=False)
     wanted: dict[Feature, tuple[dict[str, Any], set[str]]] = {
         Feature.LSE: ({"needs_lse": True}, {"lse"}),
@@ -135,6 +135,8 @@ def undeclared_features(ctx: CaseContext) -> None:
             {"kv_page_stride": (base.page_size + 1) * 576},
             {"feature"},
         ),
+        Feature.SPLIT_CAP: ({"max_splits": 4}, {"feature"}),
+        Feature.BATCH_INVARIANCE: ({"batch_invariant": True}, {"determinism"}),
     }
     for feature, (changes, codes) in wanted.items():
         support = ctx.row.features.get(feature, Support.NOT_IMPLEMENTED)

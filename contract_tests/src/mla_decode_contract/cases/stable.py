@@ -9,9 +9,10 @@ import torch
 
 from mla_decode.builder import GraphSupport
 from mla_decode.errors import BackendRefused
+from mla_decode.workspace import core_bytes
 from mla_decode_contract.call import Result, check, decode, forward, output_buffers
 from mla_decode_contract.demand import demand_error, require_code
-from mla_decode_contract.reachable import storages, tensors
+from mla_decode_contract.reachable import on_device, storages, tensors
 from mla_decode_contract.registry import implements
 from mla_decode_contract.scene import draw_scene
 from mla_decode_contract.violations import require
@@ -121,6 +122,26 @@ def _bytes_of(builder: object, scene: Scene) -> int:
     """Bytes under a builder; a view of the step's own query or cache is not its own."""
     given = storages((scene.q, scene.kv_cache))
     return sum(size for at, size in storages(builder).items() if at not in given)
+
+
+@implements("stable.workspace_is_declared")
+def workspace_is_declared(ctx: CaseContext) -> None:
+    """Bytes on the device, the engine's tensors and core's own part left out."""
+    problem = ctx.problem()
+    builder = ctx.builder(problem)
+    scene = draw_scene(ctx, problem, [300, *([20] * (problem.max_num_reqs - 1))])
+    check(scene, decode(scene, builder))
+    lent = storages((scene.q, scene.kv_cache, scene.common))
+    own = on_device(builder, ctx.torch_device)
+    held = sum(size for at, size in own.items() if at not in lent)
+    held -= core_bytes(problem, joins=False)
+    declared = ctx.backend.cost(problem, ctx.device).workspace_bytes
+    ctx.notes.append(f"bytes held: {held}, declared: {declared}")
+    require(
+        held <= declared,
+        f"the builder holds {held} bytes of device memory beside core's, its cost "
+        f"says workspace_bytes={declared}",
+    )
 
 
 @implements("stable.replay")

@@ -74,6 +74,7 @@ _ALL = (
     _mutant(_C.STALE, state.stale_schedule),
     _mutant(_C.STALE, state.stale_metadata_served),
     _mutant(_C.STABLE, conduct.workspace_grows),
+    _mutant(_C.STABLE, conduct.workspace_undeclared),
     _mutant(_C.STABLE, layout.buffers_renewed, "graphs"),
     _mutant(_C.UBATCH, layout.thread_of_the_build),
     _mutant(_C.UBATCH, state.ubatch_state_on_class),
@@ -91,6 +92,8 @@ _ALL = (
     _mutant(_C.REFUSE, conduct.refusals_without_a_fix),
     _mutant(_C.DCP, values.dcp_global_lengths, "dcp"),
     _mutant(_C.REPEAT, outputs.noise_between_calls),
+    _mutant(_C.REPEAT, outputs.bits_of_the_batch, "batch_invariance"),
+    _mutant(_C.REPEAT, outputs.bits_of_the_block, "batch_invariance", "causal_block"),
 )
 
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _ALL}

@@ -195,6 +195,21 @@ def workspace_grows(backend: Backend) -> Backend:
     return after(backend, spoil)
 
 
+def workspace_undeclared(backend: Backend) -> Backend:
+    """The builder holds a buffer that the cost leaves out."""
+    base: Any = backend.builder_cls
+
+    def __init__(self: Any, problem: Any, device: Any = None, **kwargs: Any) -> None:  # noqa: N807 - becomes a class's
+        base.__init__(self, problem, device, **kwargs)
+        declared = backend.cost(problem, self.device_info).workspace_bytes
+        self.mutant_buffer = torch.zeros(
+            declared + 1, dtype=torch.uint8, device=self.device
+        )
+
+    builder = derive_builder(base, __init__=__init__)
+    return derive(backend, builder_cls=property(lambda _: builder))
+
+
 def non_causal_overclaimed(backend: Backend) -> Backend:
     """supports_non_causal says the opposite of what the capability declares."""
     right = type(backend).supports_non_causal

@@ -211,3 +211,31 @@ def noise_between_calls(backend: Backend) -> Backend:
 
     mutated = _change_out(backend, change)
     return derive(mutated, deterministic=True)
+
+
+def bits_of_the_batch(backend: Backend) -> Backend:
+    """Rows are a last bit apart where other requests are in the batch."""
+
+    def spoil(result: Any, metadata: Any, _: Any) -> Any:
+        if metadata.num_reqs > 1:
+            result.out.copy_(_last_bits_turned(result.out))
+        return result
+
+    return after(backend, spoil)
+
+
+def bits_of_the_block(backend: Backend) -> Backend:
+    """Rows are a last bit apart where other tokens are in their block."""
+
+    def spoil(result: Any, metadata: Any, _: Any) -> Any:
+        if metadata.num_decode_tokens > metadata.num_reqs:
+            result.out.copy_(_last_bits_turned(result.out))
+        return result
+
+    return after(backend, spoil)
+
+
+def _last_bits_turned(out: Tensor) -> Tensor:
+    whole = out.contiguous()
+    bits = whole.view({2: torch.int16, 4: torch.int32}[whole.element_size()])
+    return torch.where(whole == 0, whole, (bits ^ 1).view(whole.dtype))
