@@ -338,6 +338,8 @@ def test_a_folder_without_a_report_exits_with_4(tmp_path, capsys):
         ("[]", "is no proof"),
         ('{"mutants": [{"name": "x"}]}', "is no proof"),
         (json.dumps({**PROOF, "backend": "another"}), "proves another backend"),
+        (json.dumps({**PROOF, "arch": "sm_90"}), "proves another architecture"),
+        (json.dumps({**PROOF, "evidence": "simulated"}), "proves by other evidence"),
     ],
 )
 def test_what_is_no_proof_of_this_backend_is_refused(proof, says, plain, tmp_path):

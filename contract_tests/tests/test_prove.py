@@ -34,6 +34,12 @@ def test_mutants_of_the_reference_are_caught_by_the_broken_clause():
     proof = _proof("reference", *names, seeds=2)
     assert proof.is_proven
     told = proof.as_dict()
+    identity = {key: told[key] for key in ("backend", "arch", "evidence")}
+    assert identity == {
+        "backend": "reference",
+        "arch": "cpu",
+        "evidence": "reference",
+    }
     assert [m["name"] for m in told["mutants"]] == list(names)
     assert [m["by"] for m in told["mutants"]] == [
         ["lse.natural_log"],
@@ -68,6 +74,7 @@ def test_a_backend_that_cannot_be_prepared_proves_nothing():
     assert not proof.is_proven
     assert "no simulator for cpu today" in proof.problem
     assert proof.as_dict()["mutants"] == []
+    assert proof.as_dict()["evidence"] is None
 
 
 @pytest.mark.parametrize("caught", [True, False])
@@ -119,6 +126,11 @@ def test_the_reference_is_proven_over_two_hundred_seeds():
     assert proof.alarms == []
     assert proof.is_proven
     assert len(proof.as_dict()["mutants"]) >= 40
+
+
+def test_a_backend_that_is_no_entry_point_is_told_by_its_own_name():
+    target = Target(backend="here:it", device=DeviceInfo.assume("cpu"))
+    assert Proof(target=target, backend="mine").as_dict()["backend"] == "mine"
 
 
 def test_nothing_tried_is_no_proof():

@@ -234,6 +234,7 @@ def prove(
         raise typer.Exit(EXIT_USAGE) from problem
     proof = Proof(
         target=Target(backend=backend, device=device),
+        backend=loaded.name,
         workers=workers or 0,
         timeout_s=timeout_s,
         seeds=seeds,

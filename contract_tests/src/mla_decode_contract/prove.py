@@ -84,6 +84,8 @@ class Proof:
     """A proof under way: mutants over workers, then the correct backend again."""
 
     target: Target
+    backend: str = ""
+    """The backend's own name, where the target finds it as ``module:attribute``."""
     workers: int = 0
     timeout_s: float = DEFAULT_TIMEOUT_S
     seeds: int = 200
@@ -121,6 +123,9 @@ class Proof:
         """The form that ``prove --json`` prints."""
         results = [self.results[name] for name in self.names if name in self.results]
         return {
+            "backend": self.backend or self.target.backend,
+            "arch": self.target.device.arch,
+            "evidence": self.evidence or None,
             "mutants": [
                 {"name": r.name, "caught": r.caught, "by": list(r.by)}
                 for r in results

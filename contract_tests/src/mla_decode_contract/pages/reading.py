@@ -75,14 +75,18 @@ def _read_proof(file: Path, report: dict[str, Any]) -> dict[str, Any]:
             allowed=allowed,
             fix=_FIX,
         ) from error
-    tested = report["adapter"]["backend"]
-    if proof.get("backend", tested) != tested:
-        raise ReportProblem(
-            f"{file} proves another backend than the report beside it tested",
-            got=proof["backend"],
-            allowed=tested,
-            fix="Keep a directory for each backend.",
-        )
+    for key, what, tested in (
+        ("backend", "another backend", report["adapter"]["backend"]),
+        ("arch", "another architecture", report["device"]["arch"]),
+        ("evidence", "by other evidence", report["evidence"]),
+    ):
+        if proof.get(key, tested) != tested:
+            raise ReportProblem(
+                f"{file} proves {what} than the report beside it tested",
+                got=str(proof[key]),
+                allowed=str(tested),
+                fix="Keep a directory for each backend and machine.",
+            )
     return dict(proof)
 
 
