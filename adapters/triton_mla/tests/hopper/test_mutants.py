@@ -33,8 +33,7 @@ HARMLESS = {
     "copying.produce: mbarrier.expect(right_full, RIGHT)": EARLY_BYTES,
     "scorer._weigh: barrier()": "the decays lie in memory of their own",
     "scorer.score: signal(keys.left_free.index(stage))": "freed a little later",
-    "swap_fp8._widen: signal(narrow.left_free.index(0))": "freed a little later",
-    "swap_fp8._widen: signal(narrow.right_free.index(0))": "freed a little later",
+    "swap.consume: signal(keys.right_free.index(0))": "freed a little later",
 }
 """What may be swapped with the next statement, and why it is no fault."""
 

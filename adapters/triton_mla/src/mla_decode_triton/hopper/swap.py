@@ -58,8 +58,13 @@ def consume(
     CAUSAL: gl.constexpr,
     NEEDS_LSE: gl.constexpr,
     PIECE: gl.constexpr,
+    RIGHT_STAGES: gl.constexpr,
 ):
-    """Score, weigh and multiply every tile; store what an item has become."""
+    """Score, weigh and multiply every tile; store what an item has become.
+
+    RIGHT_STAGES: 2, or 1 where right halves have one place and a barrier of their own
+    that frees it: their product comes first then.
+    """
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     PER_ROW: gl.constexpr = gl.SliceLayout(0, LAYOUT)
     value_scale = 1.0
@@ -90,13 +95,16 @@ def consume(
                 stage = step & 1
                 parity = (step >> 1) & 1
                 left = keys.left.index(stage)
-                right = keys.right.index(stage)
+                # 0 that is no constant: one would keep its addresses in registers.
+                right_stage = stage if RIGHT_STAGES == 2 else tile >> 26
+                right_parity = (step >> (RIGHT_STAGES - 1)) & 1
+                right = keys.right.index(right_stage)
                 mbarrier.wait(keys.left_full.index(stage), parity)
                 scores = warpgroup_mma(
                     keys.rope.index(stage), q_end, zeros, use_acc=False, is_async=True
                 )
                 scores = warpgroup_mma(left, q_left, scores, is_async=True)
-                mbarrier.wait(keys.right_full.index(stage), parity)
+                mbarrier.wait(keys.right_full.index(right_stage), right_parity)
                 scores = warpgroup_mma(right, q_right, scores, is_async=True)
                 scores = warpgroup_mma_wait(0, deps=[scores])
                 scores = hide_tokens(
@@ -115,16 +123,21 @@ def consume(
                 barrier()
                 acc_left = acc_left * decay[None, :]
                 acc_right = acc_right * decay[None, :]
-                product_left = warpgroup_mma(
-                    left.permute((1, 0)), weights, acc_left, is_async=True
-                )
                 product_right = warpgroup_mma(
                     right.permute((1, 0)), weights, acc_right, is_async=True
                 )
-                total = total * decay + gl.sum(p, 0)
-                acc_left, acc_right = warpgroup_mma_wait(
-                    0, deps=[product_left, product_right]
+                product_left = warpgroup_mma(
+                    left.permute((1, 0)), weights, acc_left, is_async=True
                 )
+                total = total * decay + gl.sum(p, 0)
+                if RIGHT_STAGES == 1:
+                    acc_right = warpgroup_mma_wait(1, deps=[product_right])
+                    signal(keys.right_free.index(0))
+                    acc_left = warpgroup_mma_wait(0, deps=[product_left])
+                else:
+                    acc_left, acc_right = warpgroup_mma_wait(
+                        0, deps=[product_left, product_right]
+                    )
                 signal(keys.left_free.index(stage))
                 step += 1
             signal(queries.free)
@@ -243,6 +256,7 @@ def swap_kernel(
                     CAUSAL,
                     NEEDS_LSE,
                     PIECE,
+                    2,
                 ),
             ),
             (

@@ -1,10 +1,10 @@
 # mypy: ignore-errors
 """The variant for few rows over an fp8 cache: tiles are widened in shared memory.
 
-As `swap`, with a warpgroup between the copying warp and the consumer: a tile arrives as
-fp8 in a single buffer whose halves have barriers of their own, and is written as the
-query's type into the stage that the consumer reads. Two stages of that type and one fp8
-buffer are what fits.
+As `swap`, with two warpgroups between the copying warp and the consumer: a tile arrives
+as fp8, and each of them writes a half of it in the query's type into the memory that the
+consumer reads. That has room for two left halves and one right half, so that two fp8
+tiles fit as well.
 """
 
 from triton.experimental import gluon
@@ -52,53 +52,54 @@ def _widen(narrow, wide, part, IS_LEFT: gl.constexpr):
         first, last, _ = piece_range(req, seq_len, req0, tile0, req1, tile1)
         for _tile in range(first, last):
             stage = step & 1
-            parity = ((step >> 1) & 1) ^ 1
+            parity = (step >> 1) & 1
             if IS_LEFT:
-                mbarrier.wait(narrow.left_full.index(0), step & 1)
-                codes = narrow.left.index(0).load(BLOCK)
-                rope_codes = narrow.rope.index(0).load(BLOCK)
-                signal(narrow.left_free.index(0))
-                mbarrier.wait(wide.left_free.index(stage), parity)
+                mbarrier.wait(narrow.left_full.index(stage), parity)
+                codes = narrow.left.index(stage).load(BLOCK)
+                rope_codes = narrow.rope.index(stage).load(BLOCK)
+                signal(narrow.left_free.index(stage))
+                left = widened(codes, dtype)
+                mbarrier.wait(wide.left_free.index(stage), parity ^ 1)
                 wide.rope.index(stage).store(widened(rope_codes, dtype))
-                wide.left.index(stage).store(widened(codes, dtype))
+                wide.left.index(stage).store(left)
                 fence_async_shared()
                 signal(wide.left_full.index(stage))
             else:
-                mbarrier.wait(narrow.right_full.index(0), step & 1)
-                codes = narrow.right.index(0).load(BLOCK)
-                signal(narrow.right_free.index(0))
-                mbarrier.wait(wide.right_free.index(stage), parity)
-                wide.right.index(stage).store(widened(codes, dtype))
+                mbarrier.wait(narrow.right_full.index(stage), parity)
+                codes = narrow.right.index(stage).load(BLOCK)
+                signal(narrow.right_free.index(stage))
+                right = widened(codes, dtype)
+                mbarrier.wait(wide.right_free.index(0), (step & 1) ^ 1)
+                wide.right.index(0).store(right)
                 fence_async_shared()
-                signal(wide.right_full.index(stage))
+                signal(wide.right_full.index(0))
             step += 1
         seq_len = next_len
 
 
 @gluon.jit
 def _new_wide_keys(dtype: gl.constexpr):
-    """Two stages in the query's type."""
+    """In the query's type: two left halves with their ropes, one right half."""
     MATRIX: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    free = new_barriers(2)
     return Keys(
         gl.allocate_shared_memory(dtype, [2, TILE, HALF], MATRIX),
-        gl.allocate_shared_memory(dtype, [2, TILE, HALF], MATRIX),
+        gl.allocate_shared_memory(dtype, [1, TILE, HALF], MATRIX),
         gl.allocate_shared_memory(dtype, [2, TILE, 64], MATRIX),
         new_barriers(2),
+        new_barriers(1),
         new_barriers(2),
-        free,
-        free,
+        new_barriers(1),
     )
 
 
 @gluon.jit
 def _narrow_matrices(keys, dtype: gl.constexpr):
-    """One fp8 tile as [1, 64, 256] twice and [1, 64, 64]."""
+    """Two fp8 tiles as [2, 64, 256] twice and [2, 64, 64]."""
     NARROW: gl.constexpr = gl.NVMMASharedLayout(64, 8, 2)
     return Keys(
-        reinterpret(keys.left, dtype, [1, TILE, HALF], NARROW),
-        reinterpret(keys.right, dtype, [1, TILE, HALF], NARROW),
-        reinterpret(keys.rope, dtype, [1, TILE, 64], NARROW),
+        reinterpret(keys.left, dtype, [2, TILE, HALF], NARROW),
+        reinterpret(keys.right, dtype, [2, TILE, HALF], NARROW),
+        reinterpret(keys.rope, dtype, [2, TILE, 64], NARROW),
         keys.left_full,
         keys.right_full,
         keys.left_free,
@@ -145,7 +146,7 @@ def swap_fp8_kernel(
     WEIGHTS: gl.constexpr = gl.NVMMASharedLayout(ROWS * 2, 16, 2)
     dtype: gl.constexpr = q_latent.dtype
     queries = new_queries(q_latent, q_rope, dtype, ROWS)
-    raw = new_keys(kv, PIECE, 1, False)
+    raw = new_keys(kv, PIECE, 2, False)
     narrow = _narrow_matrices(raw, kv.dtype)
     wide = _new_wide_keys(dtype)
     weights = gl.allocate_shared_memory(dtype, [TILE, ROWS], WEIGHTS)
@@ -177,6 +178,7 @@ def swap_fp8_kernel(
                     CAUSAL,
                     NEEDS_LSE,
                     PIECE,
+                    1,
                 ),
             ),
             (_widen, (narrow, wide, part, True)),
@@ -196,7 +198,7 @@ def swap_fp8_kernel(
                     out,
                     lse,
                     ROWS,
-                    1,
+                    2,
                     True,
                     False,
                     NEEDS_LSE,
@@ -206,5 +208,5 @@ def swap_fp8_kernel(
             ),
         ],
         [4, 4, 1],
-        [112, 112, 40],
+        [112, 96, 48],
     )
