@@ -118,6 +118,25 @@ def test_nobody_accepts_exits_1_with_every_reason(capsys, monkeypatch, candidate
     assert refused["refusals"][0]["code"] == "feature"
 
 
+@pytest.mark.parametrize(
+    ("options", "query_len"),
+    [
+        ([], 1),
+        (["--non-causal"], 8),
+        (["--non-causal", "--query-len", "1"], 1),
+        (["--non-causal", "--max-model-len", "5"], 5),
+    ],
+)
+def test_a_draft_block_has_several_tokens_unless_told(
+    capsys, monkeypatch, candidates, options, query_len
+):
+    candidates(ReferenceBackend())
+    arguments = ["explain", "--arch", "cpu", "--json", *options]
+    code, out, _ = run(capsys, monkeypatch, *arguments)
+    assert code == 0
+    assert json.loads(out)["problem"]["query_lens"] == [query_len]
+
+
 def test_an_outdated_library_is_shown_as_version_and_nothing_is_selected(
     capsys, monkeypatch, candidates
 ):

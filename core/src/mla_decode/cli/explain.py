@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from mla_decode.selection import Selection
 
 
+DRAFT_BLOCK = 8
+"""Tokens of a non-causal block whose length is not given."""
+
+
 class QueryDtype(str, enum.Enum):
     """Query dtypes that a command line can ask for."""
 
@@ -43,8 +47,12 @@ def explain(
         int, typer.Option(min=1, help="Query heads on this rank.")
     ] = 16,
     query_len: Annotated[
-        int, typer.Option(min=1, help="Query tokens of one request's block.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Query tokens of one request's block. Default: 1; 8 of a draft block.",
+        ),
+    ] = None,
     non_causal: Annotated[
         bool,
         typer.Option("--non-causal", help="A draft block: tokens see their siblings."),
@@ -84,6 +92,8 @@ def explain(
     Exit codes: 0 somebody accepts, 1 nobody does, 4 usage.
     """
     out_dtype = "fp16" if dtype is QueryDtype.FP16 else "bf16"
+    if query_len is None:  # one token sees no siblings: that is no draft block
+        query_len = min(DRAFT_BLOCK, max_model_len) if non_causal else 1
     try:
         device = describe(detect_device() if arch is None else DeviceInfo.assume(arch))
         problem = DecodeProblem(
