@@ -99,7 +99,7 @@ def simulate(case, variant, *, merge=None, seed=0, trees=None):
 
     Args:
         case: Of `make_case`.
-        variant: The kernel's name, "asym ahead" for the other order.
+        variant: The kernel's name, "asym late" for the other order.
         merge: A function as `merge_pieces`, which it is by default.
         seed: Of the schedule.
         trees: Syntax trees of modules in place of their own.
@@ -110,7 +110,7 @@ def simulate(case, variant, *, merge=None, seed=0, trees=None):
     name = variant.split()[0]
     many = name.startswith("asym")
     tile_rows = 64 if many else 16 if num_rows <= 16 else 32
-    own = {"AHEAD": variant.endswith("ahead")} if many else {"ROWS": tile_rows}
+    own = {"LATE": variant.endswith("late")} if many else {"ROWS": tile_rows}
     if case.is_fp8:
         own["kv_scale"] = Pointer(torch.tensor([KV_SCALE]))
     if name == "asym_fp8":

@@ -14,8 +14,8 @@ LENS = [200, 0, 65, 7]
 VARIANTS = {
     "asym": ["asym"],
     "asym_fp8": ["asym_fp8"],
-    "scorer": ["asym", "asym ahead"],
-    "multiplier": ["asym"],
+    "scorer": ["asym", "asym late"],
+    "multiplier": ["asym", "asym late"],
     "words": ["asym_fp8"],
     "swap": ["swap", "swap_fp8"],
     "swap_fp8": ["swap_fp8"],
@@ -27,15 +27,16 @@ VARIANTS = {
 """Who runs the code of each module."""
 
 EARLY_BYTES = "bytes may land before they are expected: the arrival is outstanding"
+HINT = "it says when a product had better start, not when it may"
 HARMLESS = {
-    "copying.load_queries: mbarrier.expect(queries.full, ROWS * 576 * BYTES)": EARLY_BYTES,
-    "copying.produce: mbarrier.expect(left_full, LEFT)": EARLY_BYTES,
-    "copying.produce: mbarrier.expect(right_full, RIGHT)": EARLY_BYTES,
-    "scorer._weigh: barrier()": "the decays lie in memory of their own",
-    "scorer.score: signal(keys.left_free.index(stage))": "freed a little later",
-    "swap.consume: signal(keys.right_free.index(0))": "freed a little later",
+    "copying.load_queries: mbarrier.expect(queries.full, ROWS * 576 * BYTES) swapped with the next": EARLY_BYTES,
+    "copying.produce: mbarrier.expect(left_full, LEFT) swapped with the next": EARLY_BYTES,
+    "copying.produce: mbarrier.expect(right_full, RIGHT) swapped with the next": EARLY_BYTES,
+    "scorer._weigh: barrier() swapped with the next": "the decays lie in memory of their own",
+    "swap.consume: signal(keys.right_free.index(0)) swapped with the next": "freed a little later",
+    "multiplier.multiply: mbarrier.wait(given.scored, waits & 1) removed": HINT,
 }
-"""What may be swapped with the next statement, and why it is no fault."""
+"""Changes that are no fault, and why not."""
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +56,9 @@ def cases(plan_kernel):
     many, many_fp8 = make(4), make(4, fp8=True)
     return {
         "asym": many,
-        "asym ahead": many,
+        "asym late": many,
         "asym_fp8": many_fp8,
-        "asym_fp8 ahead": many_fp8,
+        "asym_fp8 late": many_fp8,
         "swap": make(1),
         "swap_fp8": make(1, fp8=True),
     }
@@ -84,7 +85,7 @@ def test_every_fault_is_found(module, cases):
         if not any(found):
             survivors.add(mutant.name)
     mine = {name for name in HARMLESS if name.startswith(f"{module}.")}
-    assert survivors == {f"{name} swapped with the next" for name in mine}
+    assert survivors == mine
 
 
 def test_no_schedule_hides_a_fault(cases):
@@ -101,7 +102,7 @@ def test_no_schedule_hides_a_fault(cases):
 
 @pytest.mark.parametrize(
     "variant",
-    ["asym", "asym ahead", "asym_fp8", "asym_fp8 ahead", "swap", "swap_fp8"],
+    ["asym", "asym late", "asym_fp8", "asym_fp8 late", "swap", "swap_fp8"],
 )
 def test_the_kernels_are_right_on_every_schedule(cases, variant):
     for seed in range(4):

@@ -127,7 +127,7 @@ fits costs a round, a row in several blocks costs programs; at most 64 registers
 @cache  # it is asked once a layer
 def choose_merge(parts: int, num_reqs: int) -> MergeShape:
     """The smallest shape that holds the pieces of a request, were all alike."""
-    pieces = 2 * parts // max(num_reqs, 1)
+    pieces = parts if num_reqs <= 1 else -(-parts // num_reqs) + 1
     fits = (shape for shape in MERGE_SHAPES if pieces <= shape.pieces)
     return next(fits, MERGE_SHAPES[-1])
 

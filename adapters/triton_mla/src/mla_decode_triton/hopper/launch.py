@@ -59,8 +59,8 @@ class Tuning:
     min_tiles: int = 1
     merges_per_multiprocessor: int = 16
     """Programs of the merge, at most: what fits beside each other."""
-    ahead: bool | None = None
-    """Whether scores run a tile ahead; None: where several row tiles share a page."""
+    late: bool | None = None
+    """Whether the multiplier is a step behind; None: where row tiles share a page."""
     prefetch: int = 3
     """Tiles that more than 32 rows ask of an fp8 cache ahead of time. An estimate."""
 
@@ -295,7 +295,7 @@ class HopperStep:
     def _attention_variant(
         self, *, is_fp8: bool, page_size: int, needs_lse: bool, causal: bool
     ) -> Variant:
-        grid, ahead = self.grid, self.tuning.ahead
+        grid, late = self.grid, self.tuning.late
         constants = {
             "CAUSAL": causal and self.query_len > 1,
             "NEEDS_LSE": needs_lse,
@@ -306,7 +306,7 @@ class HopperStep:
             constants["ROWS"] = grid.rows
         else:
             kernel = asym_fp8_kernel if is_fp8 else asym_kernel
-            constants["AHEAD"] = grid.row_tiles > 1 if ahead is None else ahead
+            constants["LATE"] = grid.row_tiles > 1 if late is None else late
             if is_fp8:
                 constants["PREFETCH"] = self.tuning.prefetch
         return Variant(kernel=kernel, constants=constants, options={"num_warps": 4})

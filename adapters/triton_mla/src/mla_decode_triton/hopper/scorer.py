@@ -105,14 +105,14 @@ def score(
     query_len,
     CAUSAL: gl.constexpr,
     NEEDS_LSE: gl.constexpr,
-    AHEAD: gl.constexpr,
+    LATE: gl.constexpr,
     PIECE: gl.constexpr,
     SCORES: gl.constexpr,
     ACC: gl.constexpr,
 ):
     """Score every tile, weigh it, and multiply its left half; store what that makes.
 
-    AHEAD: the scores of the next tile are started before this one's values are done.
+    LATE: tell the multiplier when a tile's scores are done.
     """
     PER_ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     value_scale = 1.0
@@ -134,42 +134,22 @@ def score(
             total = gl.full([ROWS], 0.0, gl.float32, layout=PER_ROW)
             acc = gl.full([ROWS, HALF], 0.0, gl.float32, layout=ACC)
             mbarrier.wait(queries.full, item & 1)
-            if AHEAD:
+            for tile in range(first, last):
+                stage = step & 1
                 scores = _issue_scores(queries, keys, step, SCORES)
                 scores = warpgroup_mma_wait(0, deps=[scores])
-                for tile in range(first, last - 1):
-                    stage = step & 1
-                    peak, total, decay, operand = _weigh(
-                        scores,
-                        peak,
-                        total,
-                        visible,
-                        least_visible,
-                        tile,
-                        seq_len,
-                        scale_log2,
-                        given,
-                        stage,
-                        PIECE,
-                        SCORES,
-                    )
-                    product = _issue_values(
-                        acc, decay, operand, keys.left.index(stage), ACC
-                    )
-                    coming = _issue_scores(queries, keys, step + 1, SCORES)
-                    acc = warpgroup_mma_wait(3, deps=[product])
-                    signal(keys.left_free.index(stage))
-                    scores = warpgroup_mma_wait(0, deps=[coming])
-                    step += 1
-                signal(queries.free)
-                stage = step & 1
+                if LATE:
+                    if tile > first:
+                        mbarrier.arrive(given.scored, count=1)
+                if tile == last - 1:
+                    signal(queries.free)
                 peak, total, decay, operand = _weigh(
                     scores,
                     peak,
                     total,
                     visible,
                     least_visible,
-                    last - 1,
+                    tile,
                     seq_len,
                     scale_log2,
                     given,
@@ -183,33 +163,6 @@ def score(
                 acc = warpgroup_mma_wait(0, deps=[product])
                 signal(keys.left_free.index(stage))
                 step += 1
-            else:
-                for tile in range(first, last):
-                    stage = step & 1
-                    scores = _issue_scores(queries, keys, step, SCORES)
-                    scores = warpgroup_mma_wait(0, deps=[scores])
-                    if tile == last - 1:
-                        signal(queries.free)
-                    peak, total, decay, operand = _weigh(
-                        scores,
-                        peak,
-                        total,
-                        visible,
-                        least_visible,
-                        tile,
-                        seq_len,
-                        scale_log2,
-                        given,
-                        stage,
-                        PIECE,
-                        SCORES,
-                    )
-                    product = _issue_values(
-                        acc, decay, operand, keys.left.index(stage), ACC
-                    )
-                    acc = warpgroup_mma_wait(0, deps=[product])
-                    signal(keys.left_free.index(stage))
-                    step += 1
             given.totals.index(item & 1).store(total)
             signal(given.totals_full.index(item & 1))
             base, slot_base, is_split = place_item(part, req, first, last, num_tiles)

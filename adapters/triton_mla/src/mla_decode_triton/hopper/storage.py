@@ -66,14 +66,19 @@ class Handover:
     weights_full: gl.shared_memory_descriptor
     totals: gl.shared_memory_descriptor
     totals_full: gl.shared_memory_descriptor
+    scored: gl.shared_memory_descriptor
+    """Arrived at when the scores of a tile are there; a hint when to start a product."""
 
     @gluon.constexpr_function
-    def __init__(self, decays, weights, weights_full, totals, totals_full) -> None:
+    def __init__(
+        self, decays, weights, weights_full, totals, totals_full, scored
+    ) -> None:
         self.decays = decays
         self.weights = weights
         self.weights_full = weights_full
         self.totals = totals
         self.totals_full = totals_full
+        self.scored = scored
 
 
 @gluon.jit
@@ -150,4 +155,5 @@ def new_handover(keys, ROWS: gl.constexpr):
         new_barriers(2),
         gl.allocate_shared_memory(gl.float32, [2, ROWS], VECTOR),
         new_barriers(2),
+        new_barriers(1).index(0),
     )
