@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -179,7 +180,12 @@ def host() -> None:
         "build": lambda: step.build(lens),
         "forward": run,
     }
-    calls |= _contract_calls(bench, point, q, table_, lens)
+    for kernel, graphs in itertools.product(("hopper", "portable"), (False, True)):
+        words = f", {kernel} by contract{' for graphs' * graphs}"
+        made = _contract_calls(
+            bench, point, q, table_, lens, kernel=kernel, graphs=graphs
+        )
+        calls |= {name + words: call for name, call in made.items()}
     for name, call in calls.items():
         samples = []
         for _ in range(50):
@@ -200,7 +206,14 @@ def host() -> None:
 
 
 def _contract_calls(
-    bench: Bench, point: Point, q: Tensor, table: Tensor, lens: Tensor
+    bench: Bench,
+    point: Point,
+    q: Tensor,
+    table: Tensor,
+    lens: Tensor,
+    *,
+    kernel: str,
+    graphs: bool,
 ) -> dict[str, Callable[[], object]]:
     """A build and a layer as an engine calls them; the outputs are the caller's or not."""
     problem = DecodeProblem(
@@ -211,8 +224,9 @@ def _contract_calls(
         needs_lse=True,
         max_num_reqs=128,
         max_model_len=2 * point.mean,
+        graphs=graphs,
     )
-    backend = chosen_backend("hopper")
+    backend = chosen_backend(kernel)
     builder = backend.builder_cls(problem, "cuda")
     rows = q.view(-1, point.heads, 576)
     starts = torch.arange(point.requests + 1, dtype=torch.int32) * point.query_len
@@ -238,7 +252,7 @@ def _contract_calls(
         return backend.forward(rows, bench.pool, built[0], softmax_scale=SCALE, **words)
 
     return {
-        "build, by contract": build,
-        "forward, by contract": forward,
-        "forward into the caller's outputs, by contract": lambda: forward(**outputs),
+        "build": build,
+        "forward": forward,
+        "forward into the caller's outputs": lambda: forward(**outputs),
     }
