@@ -63,6 +63,13 @@ def tune() -> None:
         print(f"H{heads} Q{query_len} B{requests} S{mean}", shown)
 
 
+FP8_SHAPES = (
+    *((16, 16, 16384), (16, 64, 16384), (16, 128, 16384), (16, 16, 4096)),
+    *((64, 16, 16384), (64, 64, 16384), (128, 16, 16384), (128, 64, 16384)),
+)
+"""Heads, requests, tokens."""
+
+
 def fp8() -> None:
     """A bf16 query over an fp8 cache: error, and time against our own bf16 cache."""
     bench = Bench(128 * 16384)
@@ -70,8 +77,10 @@ def fp8() -> None:
     small = torch.empty(bench.pool.shape, dtype=torch.float8_e4m3fn, device="cuda")
     for source, target in zip(bench.pool.split(4096), small.split(4096), strict=True):
         target.copy_(source / scale)
-    for requests, mean in ((16, 16384), (64, 16384), (128, 16384), (16, 4096)):
-        point = Point(heads=16, query_len=1, requests=requests, mean=mean, causal=False)
+    for heads, requests, mean in FP8_SHAPES:
+        point = Point(
+            heads=heads, query_len=1, requests=requests, mean=mean, causal=False
+        )
         q, table_, lens = bench.inputs(point)
         inputs = q, table_, lens
         runs = [
@@ -89,7 +98,7 @@ def fp8() -> None:
         times = [bench.time_us(replay, 7) for _ in range(3) for replay, _kept in runs]
         wide, thin = (statistics.median(times[k::2]) for k in range(2))
         print(
-            f"B{requests} S{mean}: bf16 {wide:.1f} us, fp8 {thin:.1f} us,",
+            f"H{heads} B{requests} S{mean}: bf16 {wide:.1f} us, fp8 {thin:.1f} us,",
             f"{wide / thin:.2f}x, error {error:.1e}",
         )
 
