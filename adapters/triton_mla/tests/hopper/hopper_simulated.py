@@ -101,7 +101,7 @@ def simulate(case, variant, *, merge=None, seed=0, trees=None):
         case: Of `make_case`.
         variant: The kernel's name, "asym late" for the other order.
         merge: A function as `merge_pieces`, which it is by default.
-        seed: Of the schedule.
+        seed: Of the schedule, and of how many tiles ahead are prefetched.
         trees: Syntax trees of modules in place of their own.
     """
     from mla_decode_triton.hopper import asym, asym_fp8, swap, swap_fp8
@@ -115,7 +115,7 @@ def simulate(case, variant, *, merge=None, seed=0, trees=None):
         own["kv_scale"] = Pointer(torch.tensor([KV_SCALE]))
     if name == "asym_fp8":
         own["kv"] = Pointer(flat(case.cache))
-        own |= {"page_stride": case.cache.stride(0) // 16, "PREFETCH": 3}
+        own |= {"page_stride": case.cache.stride(0) // 16, "PREFETCH": seed % 4}
     else:
         own["kv"] = Descriptor(case.cache, [1, min(case.cache.shape[1], 64), 64])
         own["num_pages"] = case.cache.shape[0]

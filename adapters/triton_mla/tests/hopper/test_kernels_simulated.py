@@ -34,6 +34,8 @@ def test_agrees_with_float64(plan_kernel, variant, query_len, num_heads, causal,
         page=page,
         causal=causal,
         num_parts=5,
+        # fp8's NaN is a finite bf16, and so poisons an fp16 query's cache alone.
+        dtype=torch.float16 if page == 16 else torch.bfloat16,
         fp8="fp8" in variant,
         seed=page,
     )
