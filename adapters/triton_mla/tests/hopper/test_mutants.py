@@ -19,6 +19,7 @@ VARIANTS = {
     "words": ["asym_fp8"],
     "swap": ["swap", "swap_fp8"],
     "swap_fp8": ["swap_fp8"],
+    "scoring": ["swap_fp8"],
     "copying": ["asym", "swap", "swap_fp8"],
     "storage": ["asym", "swap", "swap_fp8"],
     "rows": ["asym"],
@@ -33,7 +34,10 @@ HARMLESS = {
     "copying.produce: mbarrier.expect(left_full, LEFT) swapped with the next": EARLY_BYTES,
     "copying.produce: mbarrier.expect(right_full, RIGHT) swapped with the next": EARLY_BYTES,
     "scorer._weigh: barrier() swapped with the next": "the decays lie in memory of their own",
-    "swap.consume: signal(keys.right_free.index(0)) swapped with the next": "freed a little later",
+    "scoring.score_half: signal(scores.full) swapped with the next": "given a little "
+    "later",
+    "swap_fp8._weigh: signal(values.right_free.index(0)) swapped with the next": "freed "
+    "a little later",
     "multiplier.multiply: mbarrier.wait(given.scored, waits & 1) removed": HINT,
 }
 """Changes that are no fault, and why not."""

@@ -82,21 +82,28 @@ class Handover:
 
 
 @gluon.jit
-def new_barriers(COUNT: gl.constexpr):
-    """`COUNT` barriers of one arrival."""
+def new_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr = 1):
+    """`COUNT` barriers of so many arrivals."""
     bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
-        mbarrier.init(bars.index(i), count=1)
+        mbarrier.init(bars.index(i), count=ARRIVALS)
     return bars
 
 
 @gluon.jit
-def new_queries(q_latent, q_rope, dtype: gl.constexpr, ROWS: gl.constexpr):
-    """Memory for the queries that two descriptors bring."""
+def new_queries(
+    q_latent,
+    q_rope,
+    dtype: gl.constexpr,
+    ROWS: gl.constexpr,
+    READERS: gl.constexpr = 1,
+):
+    """Memory for the queries that two descriptors bring, for so many partitions."""
     latent = gl.allocate_shared_memory(dtype, [8, 1, ROWS, 64], q_latent.layout)
     rope = gl.allocate_shared_memory(dtype, [1, 1, ROWS, 64], q_rope.layout)
-    bars = new_barriers(2)
-    return Queries(latent, rope, bars.index(0), bars.index(1))
+    full = new_barriers(1)
+    free = new_barriers(1, READERS)
+    return Queries(latent, rope, full.index(0), free.index(0))
 
 
 @gluon.jit

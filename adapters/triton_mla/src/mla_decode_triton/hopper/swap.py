@@ -44,6 +44,65 @@ from mla_decode_triton.hopper.walk import (
 
 
 @gluon.jit
+def store_item(
+    outputs,
+    acc_left,
+    acc_right,
+    peak,
+    total,
+    scale_log2,
+    value_scale,
+    rows,
+    part,
+    place,
+    ROWS: gl.constexpr,
+    NEEDS_LSE: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
+    """Store both halves of what an item has become, and its log-sum-exp."""
+    base, slot_base, is_split = place
+    factor = share(total, value_scale)
+    store_lse(
+        outputs,
+        peak,
+        total,
+        scale_log2,
+        rows,
+        part.num_rows,
+        base,
+        slot_base,
+        is_split,
+        NEEDS_LSE,
+    )
+    store_half(
+        outputs,
+        acc_left,
+        factor,
+        part,
+        base,
+        slot_base,
+        is_split,
+        0,
+        ROWS,
+        1,
+        LAYOUT,
+    )
+    store_half(
+        outputs,
+        acc_right,
+        factor,
+        part,
+        base,
+        slot_base,
+        is_split,
+        HALF,
+        ROWS,
+        1,
+        LAYOUT,
+    )
+
+
+@gluon.jit
 def consume(
     queries,
     keys,
@@ -58,13 +117,8 @@ def consume(
     CAUSAL: gl.constexpr,
     NEEDS_LSE: gl.constexpr,
     PIECE: gl.constexpr,
-    RIGHT_STAGES: gl.constexpr,
 ):
-    """Score, weigh and multiply every tile; store what an item has become.
-
-    RIGHT_STAGES: 2, or 1 where right halves have one place and a barrier of their own
-    that frees it: their product comes first then.
-    """
+    """Score, weigh and multiply every tile; store what an item has become."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     PER_ROW: gl.constexpr = gl.SliceLayout(0, LAYOUT)
     value_scale = 1.0
@@ -95,16 +149,13 @@ def consume(
                 stage = step & 1
                 parity = (step >> 1) & 1
                 left = keys.left.index(stage)
-                # 0 that is no constant: one would keep its addresses in registers.
-                right_stage = stage if RIGHT_STAGES == 2 else tile >> 26
-                right_parity = (step >> (RIGHT_STAGES - 1)) & 1
-                right = keys.right.index(right_stage)
+                right = keys.right.index(stage)
                 mbarrier.wait(keys.left_full.index(stage), parity)
                 scores = warpgroup_mma(
                     keys.rope.index(stage), q_end, zeros, use_acc=False, is_async=True
                 )
                 scores = warpgroup_mma(left, q_left, scores, is_async=True)
-                mbarrier.wait(keys.right_full.index(right_stage), right_parity)
+                mbarrier.wait(keys.right_full.index(stage), parity)
                 scores = warpgroup_mma(right, q_right, scores, is_async=True)
                 scores = warpgroup_mma_wait(0, deps=[scores])
                 scores = hide_tokens(
@@ -123,62 +174,32 @@ def consume(
                 barrier()
                 acc_left = acc_left * decay[None, :]
                 acc_right = acc_right * decay[None, :]
-                product_right = warpgroup_mma(
-                    right.permute((1, 0)), weights, acc_right, is_async=True
-                )
                 product_left = warpgroup_mma(
                     left.permute((1, 0)), weights, acc_left, is_async=True
                 )
+                product_right = warpgroup_mma(
+                    right.permute((1, 0)), weights, acc_right, is_async=True
+                )
                 total = total * decay + gl.sum(p, 0)
-                if RIGHT_STAGES == 1:
-                    acc_right = warpgroup_mma_wait(1, deps=[product_right])
-                    signal(keys.right_free.index(0))
-                    acc_left = warpgroup_mma_wait(0, deps=[product_left])
-                else:
-                    acc_left, acc_right = warpgroup_mma_wait(
-                        0, deps=[product_left, product_right]
-                    )
+                acc_left, acc_right = warpgroup_mma_wait(
+                    0, deps=[product_left, product_right]
+                )
                 signal(keys.left_free.index(stage))
                 step += 1
             signal(queries.free)
-            base, slot_base, is_split = place_item(part, req, first, last, num_tiles)
-            factor = share(total, value_scale)
-            store_lse(
+            store_item(
                 outputs,
+                acc_left,
+                acc_right,
                 peak,
                 total,
                 scale_log2,
+                value_scale,
                 rows,
-                part.num_rows,
-                base,
-                slot_base,
-                is_split,
+                part,
+                place_item(part, req, first, last, num_tiles),
+                ROWS,
                 NEEDS_LSE,
-            )
-            store_half(
-                outputs,
-                acc_left,
-                factor,
-                part,
-                base,
-                slot_base,
-                is_split,
-                0,
-                ROWS,
-                1,
-                LAYOUT,
-            )
-            store_half(
-                outputs,
-                acc_right,
-                factor,
-                part,
-                base,
-                slot_base,
-                is_split,
-                HALF,
-                ROWS,
-                1,
                 LAYOUT,
             )
             item += 1
@@ -256,7 +277,6 @@ def swap_kernel(
                     CAUSAL,
                     NEEDS_LSE,
                     PIECE,
-                    2,
                 ),
             ),
             (

@@ -1,10 +1,8 @@
 # mypy: ignore-errors
-"""The variant for few rows over an fp8 cache: tiles are widened in shared memory.
+"""The variant for few rows over an fp8 cache: operands swapped, three warpgroups.
 
-As `swap`, with two warpgroups between the copying warp and the consumer: a tile arrives
-as fp8, and each of them writes a half of it in the query's type into the memory that the
-consumer reads. That has room for two left halves and one right half, so that two fp8
-tiles fit as well.
+As `swap`, but a tile arrives as fp8, and two warpgroups (`scoring`) score it and write it
+in the query's type for a third, which weighs and multiplies. See `docs/hopper.md`.
 """
 
 from triton.experimental import gluon
@@ -12,19 +10,28 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
 )
 
-from mla_decode_triton.hopper.compat import reinterpret
+from mla_decode_triton.hopper.compat import barrier, reinterpret
 from mla_decode_triton.hopper.copying import produce
-from mla_decode_triton.hopper.rows import Outputs
+from mla_decode_triton.hopper.rows import (
+    LOWEST,
+    Outputs,
+    first_hidden,
+    hide_tokens,
+    place_item,
+    soften,
+)
+from mla_decode_triton.hopper.scoring import new_scores, new_values, score_half
 from mla_decode_triton.hopper.storage import (
     Keys,
-    new_barriers,
     new_keys,
     new_queries,
     query_matrices,
 )
-from mla_decode_triton.hopper.swap import consume
+from mla_decode_triton.hopper.swap import store_item
 from mla_decode_triton.hopper.walk import (
     HALF,
     TILE,
@@ -33,63 +40,101 @@ from mla_decode_triton.hopper.walk import (
     piece_range,
     signal,
 )
-from mla_decode_triton.hopper.widening import widened
 
 
 @gluon.jit
-def _widen(narrow, wide, part, IS_LEFT: gl.constexpr):
-    """Write one half of every tile in the query's type.
-
-    The half lies in registers between the two memories, so that the fp8 one is refilled
-    while this one waits for room. The rope part belongs to the left half.
-    """
-    BLOCK: gl.constexpr = gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0])
-    dtype: gl.constexpr = wide.left.dtype
+def _weigh(
+    scores,
+    values,
+    weights,
+    part,
+    outputs,
+    kv_scale,
+    scale_log2,
+    num_heads,
+    query_len,
+    ROWS: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    NEEDS_LSE: gl.constexpr,
+    PIECE: gl.constexpr,
+):
+    """Weigh and multiply every tile; store what an item has become."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    PER_ROW: gl.constexpr = gl.SliceLayout(0, LAYOUT)
+    value_scale = gl.load(kv_scale)
+    scale_log2 = scale_log2 * value_scale
+    rows = part.row0 + gl.arange(0, ROWS, layout=PER_ROW)
     req0, tile0, req1, tile1, stop, seq_len = part_range(part)
     step = 0
     for req in range(req0, stop):
         next_len = gl.load(part.seq_lens + gl.minimum(req + 1, stop - 1))
-        first, last, _ = piece_range(req, seq_len, req0, tile0, req1, tile1)
-        for _tile in range(first, last):
-            stage = step & 1
-            parity = (step >> 1) & 1
-            if IS_LEFT:
-                mbarrier.wait(narrow.left_full.index(stage), parity)
-                codes = narrow.left.index(stage).load(BLOCK)
-                rope_codes = narrow.rope.index(stage).load(BLOCK)
-                signal(narrow.left_free.index(stage))
-                left = widened(codes, dtype)
-                mbarrier.wait(wide.left_free.index(stage), parity ^ 1)
-                wide.rope.index(stage).store(widened(rope_codes, dtype))
-                wide.left.index(stage).store(left)
+        first, last, num_tiles = piece_range(req, seq_len, req0, tile0, req1, tile1)
+        if first < last:
+            visible, least_visible = first_hidden(
+                rows, seq_len, num_heads, query_len, CAUSAL
+            )
+            peak = gl.full([ROWS], LOWEST, gl.float32, layout=PER_ROW)
+            total = gl.full([ROWS], 0.0, gl.float32, layout=PER_ROW)
+            acc_left = gl.full([HALF, ROWS], 0.0, gl.float32, layout=LAYOUT)
+            acc_right = gl.full([HALF, ROWS], 0.0, gl.float32, layout=LAYOUT)
+            for tile in range(first, last):
+                stage = step & 1
+                mbarrier.wait(scores.full, step & 1)
+                left_scores = scores.halves.index(0).load(LAYOUT)
+                right_scores = scores.halves.index(1).load(LAYOUT)
+                signal(scores.free)
+                peak, decay, p = soften(
+                    hide_tokens(
+                        left_scores + right_scores,
+                        visible,
+                        least_visible,
+                        tile * TILE,
+                        seq_len,
+                        PIECE,
+                        1,
+                        LAYOUT,
+                    ),
+                    peak,
+                    scale_log2,
+                    1,
+                )
+                weights.store(p.to(weights.dtype))
                 fence_async_shared()
-                signal(wide.left_full.index(stage))
-            else:
-                mbarrier.wait(narrow.right_full.index(stage), parity)
-                codes = narrow.right.index(stage).load(BLOCK)
-                signal(narrow.right_free.index(stage))
-                right = widened(codes, dtype)
-                mbarrier.wait(wide.right_free.index(0), (step & 1) ^ 1)
-                wide.right.index(0).store(right)
-                fence_async_shared()
-                signal(wide.right_full.index(0))
-            step += 1
+                barrier()
+                acc_left = acc_left * decay[None, :]
+                acc_right = acc_right * decay[None, :]
+                # 0 that is no constant: one would keep its addresses in registers.
+                right = values.right.index(tile >> 26)
+                mbarrier.wait(values.right_full.index(0), step & 1)
+                product_right = warpgroup_mma(
+                    right.permute((1, 0)), weights, acc_right, is_async=True
+                )
+                left = values.left.index(stage)
+                mbarrier.wait(values.left_full.index(stage), (step >> 1) & 1)
+                product_left = warpgroup_mma(
+                    left.permute((1, 0)), weights, acc_left, is_async=True
+                )
+                total = total * decay + gl.sum(p, 0)
+                acc_right = warpgroup_mma_wait(1, deps=[product_right])
+                signal(values.right_free.index(0))
+                acc_left = warpgroup_mma_wait(0, deps=[product_left])
+                step += 1
+            store_item(
+                outputs,
+                acc_left,
+                acc_right,
+                peak,
+                total,
+                scale_log2,
+                value_scale,
+                rows,
+                part,
+                place_item(part, req, first, last, num_tiles),
+                ROWS,
+                NEEDS_LSE,
+                LAYOUT,
+            )
         seq_len = next_len
-
-
-@gluon.jit
-def _new_wide_keys(dtype: gl.constexpr):
-    """In the query's type: two left halves with their ropes, one right half."""
-    MATRIX: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    return Keys(
-        gl.allocate_shared_memory(dtype, [2, TILE, HALF], MATRIX),
-        gl.allocate_shared_memory(dtype, [1, TILE, HALF], MATRIX),
-        gl.allocate_shared_memory(dtype, [2, TILE, 64], MATRIX),
-        new_barriers(2),
-        new_barriers(1),
-        new_barriers(2),
-        new_barriers(1),
-    )
 
 
 @gluon.jit
@@ -144,13 +189,16 @@ def swap_fp8_kernel(
     """As `swap_kernel`; `kv` is fp8 (e4m3), `kv_scale` float32 [1] what it is times."""
     PIECE: gl.constexpr = PAGE if PAGE < TILE else TILE
     WEIGHTS: gl.constexpr = gl.NVMMASharedLayout(ROWS * 2, 16, 2)
+    REGISTERS: gl.constexpr = [160, 152, 40] if ROWS == 16 else [144, 120, 40]
     dtype: gl.constexpr = q_latent.dtype
-    queries = new_queries(q_latent, q_rope, dtype, ROWS)
+    boxes = new_queries(q_latent, q_rope, dtype, ROWS, 2)
     raw = new_keys(kv, PIECE, 2, False)
-    narrow = _narrow_matrices(raw, kv.dtype)
-    wide = _new_wide_keys(dtype)
+    scores = new_scores(ROWS)
+    values = new_values(dtype)
     weights = gl.allocate_shared_memory(dtype, [TILE, ROWS], WEIGHTS)
     fence_async_shared()
+    queries = query_matrices(boxes, dtype, ROWS)
+    narrow = _narrow_matrices(raw, kv.dtype)
     part = Part(
         schedule,
         seq_lens,
@@ -163,10 +211,10 @@ def swap_fp8_kernel(
     gl.warp_specialize(
         [
             (
-                consume,
+                _weigh,
                 (
-                    query_matrices(queries, dtype, ROWS),
-                    wide,
+                    scores,
+                    values,
                     weights,
                     part,
                     Outputs(out, lse, partial_out, partial_lse),
@@ -178,11 +226,34 @@ def swap_fp8_kernel(
                     CAUSAL,
                     NEEDS_LSE,
                     PIECE,
-                    1,
                 ),
             ),
-            (_widen, (narrow, wide, part, True)),
-            (_widen, (narrow, wide, part, False)),
+            (
+                score_half,
+                (
+                    queries,
+                    narrow,
+                    scores,
+                    scores.halves.index(0),
+                    values,
+                    part,
+                    ROWS,
+                    True,
+                ),
+            ),
+            (
+                score_half,
+                (
+                    queries,
+                    narrow,
+                    scores,
+                    scores.halves.index(1),
+                    values,
+                    part,
+                    ROWS,
+                    False,
+                ),
+            ),
             (
                 produce,
                 (
@@ -192,7 +263,7 @@ def swap_fp8_kernel(
                     table,
                     table_stride,
                     num_pages,
-                    queries,
+                    boxes,
                     raw,
                     part,
                     out,
@@ -208,5 +279,5 @@ def swap_fp8_kernel(
             ),
         ],
         [4, 4, 1],
-        [112, 96, 48],
+        REGISTERS,
     )

@@ -37,6 +37,8 @@ cvt.rn.f16x2.e4m3x2 $1, high;
 }
 """)
 
+COPY = gl.constexpr("or.b32 $0, $1, $2;")
+
 
 @gluon.jit
 def widened(codes, dtype: gl.constexpr):
@@ -53,3 +55,20 @@ def widened(codes, dtype: gl.constexpr):
             TO_FP16, "=r,=r,r", [codes], dtype=gl.float16, is_pure=True, pack=4
         )
     return values
+
+
+@gluon.jit
+def copied(values, zero, dtype: gl.constexpr):
+    """The same values in registers of their own, not before this point.
+
+    `zero` is a scalar that is 0 and that the compiler cannot know to be.
+    """
+    if dtype == gl.bfloat16:
+        copies = gl.inline_asm_elementwise(
+            COPY, "=r,r,r,r", [values, zero], dtype=gl.bfloat16, is_pure=False, pack=2
+        )
+    else:
+        copies = gl.inline_asm_elementwise(
+            COPY, "=r,r,r,r", [values, zero], dtype=gl.float16, is_pure=False, pack=2
+        )
+    return copies

@@ -65,7 +65,9 @@ class Binder:
         if owner != module.__name__:
             names[name] = self.bind(sys.modules[owner])[source.__name__]
         elif tree is None:
-            names[name] = types.FunctionType(source.__code__, names, name)
+            names[name] = types.FunctionType(
+                source.__code__, names, name, source.__defaults__
+            )
         else:
             exec(_code(_find(tree, source.__name__)), names)  # noqa: S102 - our source
 

@@ -27,7 +27,7 @@ class Language:
     constexpr = staticmethod(lambda value: value)
     NVMMADistributedLayout = NVMMASharedLayout = staticmethod(lambda *_: None)
     SwizzledSharedLayout = SliceLayout = BlockedLayout = NVMMADistributedLayout
-    DotOperandLayout = NVMMADistributedLayout
+    DotOperandLayout = DistributedLinearLayout = NVMMADistributedLayout
     MBarrierLayout = staticmethod(lambda: "barrier")
     exp2 = staticmethod(torch.exp2)
     log2 = staticmethod(torch.log2)
@@ -76,6 +76,10 @@ class Language:
         return x.unsqueeze(axis)
 
     @staticmethod
+    def permute(x, order):
+        return x.permute(order)
+
+    @staticmethod
     def convert_layout(x, _layout):
         return x
 
@@ -83,6 +87,8 @@ class Language:
     def inline_asm_elementwise(asm, constraints, args, *, dtype, is_pure, pack):
         if "prefetch" in asm:
             return _judge_prefetch(asm, *args)
+        if asm == "or.b32 $0, $1, $2;" and args[1] == 0:
+            return args[0].clone()
         if (constraints, is_pure, pack) != ("=r,=r,r", True, 4):
             raise NotImplementedError(constraints)
         return run_packed(asm, *args, dtype)
