@@ -56,6 +56,7 @@ ORDER = (
     "reports.md",
     "reports/published.md",
     "faults.md",
+    "soak.md",
     "upstream.md",
     "glossary.md",
     "api.md",
