@@ -108,8 +108,9 @@ def batch_faults(batch, problem, *, varlen):
     if common.max_seq_len:
         pages = -(-common.max_seq_len // problem.page_size)
         faults["table too narrow"] = {"block_table_tensor": table[:, : pages - 1]}
-    if max(batch.blocks) > 1 and batch.causal and common.max_seq_len:
-        faults["bound below the block"] = {"max_seq_len": max(batch.blocks) - 1}
+    shortest = min(filter(None, batch.blocks), default=0)
+    if shortest > 1 and batch.causal and common.max_seq_len:
+        faults["bound below every block"] = {"max_seq_len": shortest - 1}
     if max(batch.blocks) > 1:
         faults["longest block too short"] = {"max_query_len": max(batch.blocks) - 1}
     if count > 1 and max(batch.blocks):
