@@ -5,15 +5,34 @@ import torch
 from hopper_simulator.assembly import run_packed
 
 
+def all_codes():
+    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+
+
+def require_values(widened, codes):
+    finite = ~codes.float().isnan()
+    assert finite.sum() == 254
+    expected = codes.float()[finite]
+    assert torch.equal(widened.float()[finite], expected)
+    assert torch.equal(widened.float()[finite].signbit(), expected.signbit())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_code_becomes_its_value(dtype):
     from mla_decode_triton.hopper import widening
 
     assembly = widening.TO_BF16 if dtype == torch.bfloat16 else widening.TO_FP16
-    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    widened = run_packed(assembly.value, codes, dtype)
-    finite = ~codes.float().isnan()
-    assert finite.sum() == 254
-    expected = codes[finite].float()
-    assert torch.equal(widened[finite].float(), expected)
-    assert torch.equal(widened[finite].signbit(), expected.signbit())
+    require_values(run_packed(assembly.value, all_codes(), dtype), all_codes())
+
+
+@pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_code_becomes_its_value_on_a_device(dtype):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs an sm_90 GPU")
+    from hopper_codes import widen_codes
+
+    values = torch.empty(256, dtype=dtype, device="cuda")
+    widen_codes[(1,)](all_codes().cuda(), values, num_warps=1)
+    require_values(values.cpu(), all_codes())
