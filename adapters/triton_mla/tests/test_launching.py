@@ -51,7 +51,7 @@ def prepare(*, kv_dtype="bf16", needs_lse=True, pair=False, max_splits=None):
         masks=frozenset(Mask),
         needs_lse=needs_lse,
         max_num_reqs=4,
-        max_model_len=256,
+        max_model_len=512,
         max_splits=max_splits,
         graphs=True,
     )

@@ -67,6 +67,13 @@ class ArchTiles:
 
 _NARROW = Tile(rows=16, tokens=32, num_warps=4, stages=3, residents=2)
 _NARROW_FP8 = Tile(rows=16, tokens=32, num_warps=4, stages=3, paired=True, residents=2)
+_HOPPER_NARROW_FP8 = Tile(
+    rows=16, tokens=64, num_warps=4, stages=3, paired=True, residents=2
+)
+"""Under Triton 3.6 it takes every register that a thread may have and spills 32 to 80
+bytes, within the limit that every kernel is held to; under 3.9 none. Of nine tiles timed
+on an H200 it is the fastest all the same: 0.75 of the bf16 walk, 0.88 of `_NARROW_FP8`.
+"""
 _MIDDLE = Tile(rows=32, tokens=32, num_warps=8, stages=2)
 _WIDE = Tile(rows=64, tokens=64, num_warps=8, stages=2, detached=True)
 _WIDE_FP8 = Tile(rows=64, tokens=64, num_warps=8, stages=3, detached=True)
@@ -121,7 +128,7 @@ ARCH_TILES = MappingProxyType(
             ArchTiles(
                 arch="sm_90",
                 tiles=(_NARROW, _WIDE),
-                fp8_tiles=(_NARROW_FP8, _WIDE_FP8),
+                fp8_tiles=(_HOPPER_NARROW_FP8, _WIDE_FP8),
                 shared_bytes=227 * 1024,
                 warp_size=32,
                 num_units=132,
