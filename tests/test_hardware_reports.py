@@ -27,7 +27,7 @@ def tool():
 @pytest.fixture
 def report():
     """A received report, conformant, of an NVIDIA H200."""
-    [path] = [path for path in KEPT if path.name.startswith("triton_mla-sm_90-")]
+    path = next(path for path in KEPT if path.name.startswith("triton_mla-sm_90-"))
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -35,14 +35,15 @@ def report():
 def receive(tool, tmp_path):
     """Add a report to an empty folder; give the outcome and what the folder holds."""
 
-    def run(report):
+    def run(report, *options):
         import typer
 
         received, folder = tmp_path / "received.json", tmp_path / "kept"
         received.write_text(report if isinstance(report, str) else json.dumps(report))
         app = typer.Typer(pretty_exceptions_enable=False)
         app.command()(tool.add)
-        result = CliRunner().invoke(app, [str(received), "--folder", str(folder)])
+        words = [str(received), "--folder", str(folder), *options]
+        result = CliRunner().invoke(app, words)
         return result, tool.kept(folder)
 
     return run
@@ -50,8 +51,7 @@ def receive(tool, tmp_path):
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_every_kept_report_is_one_of_the_hardware_and_named_after_it(tool, path):
-    report = tool.parse(path.read_text(encoding="utf-8"))
-    assert path.name == report.file_name
+    assert path.name == tool.read(path).file_name
 
 
 def test_a_received_report_is_kept_and_proves_its_own_arch_and_backend(receive, report):
@@ -61,6 +61,26 @@ def test_a_received_report_is_kept_and_proves_its_own_arch_and_backend(receive, 
     assert one.proves("triton_mla", DeviceInfo.assume("sm_90"))
     assert not one.proves("triton_mla", DeviceInfo.assume("sm_100"))
     assert not one.proves("cuda_flashmla", DeviceInfo.assume("sm_90"))
+
+
+def test_a_report_of_what_was_asked_for_proves_nothing_of_the_defaults(receive, report):
+    _, [one] = receive(report, "--asked", "hopper")
+    assert one.asked == "hopper"
+    assert one.file_name.endswith("-hopper.json")
+    assert not one.proves("triton_mla", DeviceInfo.assume("sm_90"))
+
+
+def test_a_kept_report_names_its_commit_and_not_the_machines_kernel(
+    receive, report, tmp_path
+):
+    report["platform"] = "Linux-6.1.2-of-someone-x86_64-with-glibc2.39"
+    for known, kept in ((None, "abc"), ("def", "def")):
+        report["adapter"]["commit"] = known
+        receive(report, "--commit", "abc")
+        [path] = (tmp_path / "kept").glob("*.json")
+        text = json.loads(path.read_text(encoding="utf-8"))
+        assert text["adapter"]["commit"] == kept
+        assert text["platform"] == "Linux-x86_64-with-glibc2.39"
 
 
 def test_a_report_proves_no_other_release_of_the_library(receive, report):

@@ -185,7 +185,8 @@ def _received(report: hardware_reports.HardwareReport) -> tuple[str, ...]:
     cases = ", ".join(f"{n} {word}" for word, n in report.counts.items() if n)
     failed = "".join(f", failed: `{case}`" for case in report.failed)
     return (
-        f"[`{report.backend}`](reports/hardware/{report.file_name})",
+        f"[`{report.backend}`](reports/hardware/{report.file_name})"
+        + (f", {report.asked}" if report.asked else ""),
         f"{report.device} ({report.arch})",
         report.date,
         ", ".join(f"{k} {v}" for k, v in report.libraries.items()),

@@ -1,13 +1,16 @@
 """Reports from hardware: received, kept in the repository, and shown as evidence.
 
 Usage: ``hardware_reports.py report.json [...]`` adds received reports; the support
-matrix of the documentation is made with what is kept.
+matrix of the documentation is made with what is kept. ``--commit`` names the commit that
+ran where the report could not know it, and ``--asked WORD`` says what was asked for
+beyond the defaults, such as another kernel of the same backend.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from mla_decode import DeviceInfo
 
 KEPT = Path(__file__).parents[1] / "docs" / "reports" / "hardware"
+LINUX = re.compile(r"^Linux-.+?-(x86_64|aarch64)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +42,21 @@ class HardwareReport:
     is_conformant: bool
     counts: Mapping[str, int]
     failed: tuple[str, ...] = ()
+    asked: str = ""
+    """What was asked for beyond the defaults: it proves nothing of these."""
 
     @property
     def file_name(self) -> str:
-        """Of the kept report: one a backend, device and day."""
+        """Of the kept report: one a backend, device, day, and what was asked for."""
         device = "-".join(self.device.lower().split())
-        return f"{self.backend}-{self.arch}-{device}-{self.date}.json"
+        words = (self.backend, self.arch, device, self.date, self.asked)
+        return "-".join(filter(None, words)) + ".json"
 
     def proves(self, backend: str, device: DeviceInfo) -> bool:
         """Whether it is evidence for a backend on a device with these libraries."""
         return (
             self.is_conformant
+            and not self.asked
             and (self.backend, self.arch) == (backend, device.arch)
             and all(self.libraries.get(k) == v for k, v in device.libraries.items())
         )
@@ -86,9 +94,16 @@ def parse(text: str) -> HardwareReport:
     )
 
 
+def read(path: Path) -> HardwareReport:
+    """A kept report; what was asked for stands at the end of its name."""
+    report = parse(path.read_text(encoding="utf-8"))
+    plain = report.file_name.removesuffix(".json")
+    return replace(report, asked=path.stem.removeprefix(plain).removeprefix("-"))
+
+
 def kept(folder: Path = KEPT) -> tuple[HardwareReport, ...]:
     """The reports of a folder, the newest first."""
-    found = [parse(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
+    found = [read(path) for path in folder.glob("*.json")]
     return tuple(sorted(found, key=lambda r: (r.date, r.file_name), reverse=True))
 
 
@@ -97,16 +112,25 @@ def add(
         list[Path], typer.Argument(exists=True, dir_okay=False, readable=True)
     ],
     folder: Annotated[Path, typer.Option(file_okay=False)] = KEPT,
+    commit: Annotated[str, typer.Option(help="That ran, in full.")] = "",
+    asked: Annotated[str, typer.Option(help="A word, such as hopper.")] = "",
 ) -> None:
-    """Check received reports and keep them; they become evidence in the documents."""
+    """Check received reports and keep them; they become evidence in the documents.
+
+    The machine's kernel release is left out.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for path in reports:
         text = path.read_text(encoding="utf-8")
         try:
-            report = parse(text)
+            report = replace(parse(text), asked=asked)
         except ValueError as error:
             typer.echo(f"{path}: {error}", err=True)
             raise typer.Exit(4) from error
+        raw = json.loads(text)
+        raw["platform"] = LINUX.sub(r"Linux-\1", raw["platform"])
+        raw["adapter"]["commit"] = raw["adapter"]["commit"] or commit or None
+        text = json.dumps(raw, indent=2) + "\n"
         (folder / report.file_name).write_text(text, encoding="utf-8")
         typer.echo(f"{report.file_name}: {report.verdict}")
 

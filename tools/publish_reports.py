@@ -31,6 +31,8 @@ KEPT = Path(__file__).parents[1] / "docs" / "reports"
 HARDWARE = "hardware"
 INDEX = "published.md"
 LINUX = re.compile(r"^Linux-.+?-(x86_64|aarch64)")
+ASKED = re.compile(r"\d{4}-\d\d-\d\d-(.+)$")
+"""In the name of a report from hardware: what was asked for beyond the defaults."""
 MADE = ("report.md", "report.html", "badge.json")
 KIT = (sys.executable, "-m", "mla_decode_contract.cli")
 HEAD = """\
@@ -99,8 +101,10 @@ class Kept:
             self.copy_to(Path(folder))
             source = read_source(Path(folder))
         report, label = source.report, self.folder.name
+        asked = ASKED.search(label)
         cells = (
-            f"`{report['adapter']['backend']}` on {report['device']['arch']}",
+            f"`{report['adapter']['backend']}` on {report['device']['arch']}"
+            + (f", {asked[1]}" if asked else ""),
             f"**{report['evidence']}**",
             report["verdict"],
             report["finished_at"][:10],
