@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VARIANTS = {
-    "at once": Tuning(late=False),
-    "late": Tuning(late=True),
     "2 tiles": Tuning(min_tiles=2),
     "4 tiles": Tuning(min_tiles=4),
     "cheap pieces": Tuning(piece_overhead=1, merge_overhead=1),
@@ -37,12 +35,10 @@ def tune() -> None:
     shapes = (
         ((16, 1, 1, 1024), ("2 tiles", "4 tiles")),
         ((16, 1, 1, 4096), ("2 tiles", "4 tiles")),
-        ((128, 1, 1, 4096), ("at once", "2 tiles", "4 tiles")),
-        ((128, 1, 1, 16384), ("at once", "2 tiles", "4 tiles")),
-        ((16, 4, 64, 4096), ("late", "cheap pieces", "dear pieces")),
-        ((128, 1, 128, 4096), ("at once", "cheap pieces", "dear pieces")),
-        ((128, 4, 64, 4096), ("at once",)),
-        ((128, 8, 128, 1024), ("at once",)),
+        ((128, 1, 1, 4096), ("2 tiles", "4 tiles")),
+        ((128, 1, 1, 16384), ("2 tiles", "4 tiles")),
+        ((16, 4, 64, 4096), ("cheap pieces", "dear pieces")),
+        ((128, 1, 128, 4096), ("cheap pieces", "dear pieces")),
     )
     for (heads, query_len, requests, mean), names in shapes:
         point = Point(

@@ -99,7 +99,7 @@ def simulate(case, variant, *, merge=None, seed=0, trees=None):
 
     Args:
         case: Of `make_case`.
-        variant: The kernel's name, "asym late" for the other order.
+        variant: The kernel's name.
         merge: A function as `merge_pieces`, which it is by default.
         seed: Of the schedule, and of how many tiles ahead are prefetched.
         trees: Syntax trees of modules in place of their own.
@@ -107,13 +107,12 @@ def simulate(case, variant, *, merge=None, seed=0, trees=None):
     from mla_decode_triton.hopper import asym, asym_fp8, swap, swap_fp8
 
     num_rows = case.num_rows
-    name = variant.split()[0]
-    many = name.startswith("asym")
+    many = variant.startswith("asym")
     tile_rows = 64 if many else 16 if num_rows <= 16 else 32
-    own = {"LATE": variant.endswith("late")} if many else {"ROWS": tile_rows}
+    own = {} if many else {"ROWS": tile_rows}
     if case.is_fp8:
         own["kv_scale"] = Pointer(torch.tensor([KV_SCALE]))
-    if name == "asym_fp8":
+    if variant == "asym_fp8":
         own["kv"] = Pointer(flat(case.cache))
         own |= {"page_stride": case.cache.stride(0) // 16, "PREFETCH": seed % 4}
     else:
@@ -146,8 +145,10 @@ def simulate(case, variant, *, merge=None, seed=0, trees=None):
         **own,
     )
     hopper_simulator.run(
-        {"asym": asym, "asym_fp8": asym_fp8, "swap": swap, "swap_fp8": swap_fp8}[name],
-        f"{name}_kernel",
+        {"asym": asym, "asym_fp8": asym_fp8, "swap": swap, "swap_fp8": swap_fp8}[
+            variant
+        ],
+        f"{variant}_kernel",
         (math.ceil(num_rows / tile_rows), case.num_parts),
         arguments,
         seed=seed,

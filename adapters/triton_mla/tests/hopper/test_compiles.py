@@ -10,6 +10,8 @@ import pytest
 from mla_decode_triton.hopper.grid import MERGE_SHAPES
 
 SHARED_LIMIT = 232448
+STACK_LIMIT = 64
+"""Bytes of a few words that are kept outside of every loop."""
 
 
 def _descriptor(dtype, rows):
@@ -87,17 +89,6 @@ def resources(compiled, tmp_path):
     return registers, stack, listing
 
 
-def most_stack(*, is_tight):
-    """Bytes of stack that a variant may take.
-
-    3.6 keeps a few words there, outside of every loop. 3.9 also keeps addresses where
-    registers are tight, and reloads some in the loop: no accumulator, but not free.
-    """
-    from mla_decode_triton.hopper.compat import OLDEST, triton_release
-
-    return 256 if is_tight and triton_release() > OLDEST else 64
-
-
 def spills_between_products(listing):
     """Lines that keep or fetch a spilled register between the products of a loop."""
     start, stop = listing.index("HGMMA"), listing.rindex("HGMMA")
@@ -117,17 +108,15 @@ def test_the_compilers_are_those_that_were_asked_for():
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-@pytest.mark.parametrize(
-    ("page", "late"), [(16, False), (64, False), (64, True), (128, True)]
-)
-def test_the_variant_for_many_rows_fits(page, late, tmp_path):
+@pytest.mark.parametrize("page", [16, 64, 128])
+def test_the_variant_for_many_rows_fits(page, tmp_path):
     from mla_decode_triton.hopper.asym import asym_kernel
 
-    compiled = compile_gluon(asym_kernel, "bf16", page, CAUSAL=True, LATE=late)
+    compiled = compile_gluon(asym_kernel, "bf16", page, CAUSAL=True)
     assert compiled.metadata.shared <= SHARED_LIMIT
     registers, stack, listing = resources(compiled, tmp_path)
     assert registers <= 168
-    assert stack <= most_stack(is_tight=late)
+    assert stack <= STACK_LIMIT
     assert listing.count("UTMALDG") == 9 + 9 * max(1, 64 // page)
     # 36 steps of 16 columns for the scores, 4 of 16 tokens for each half of the values.
     assert listing.count("HGMMA") == 36 + 4 + 4
@@ -175,8 +164,8 @@ def test_the_variant_for_fp8_caches_fits(page, rows, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-@pytest.mark.parametrize(("page", "late"), [(16, False), (64, False), (128, True)])
-def test_the_variant_for_many_rows_of_fp8_caches_fits(page, late, tmp_path):
+@pytest.mark.parametrize("page", [16, 64, 128])
+def test_the_variant_for_many_rows_of_fp8_caches_fits(page, tmp_path):
     from mla_decode_triton.hopper.asym_fp8 import asym_fp8_kernel
 
     compiled = compile_gluon(
@@ -185,7 +174,6 @@ def test_the_variant_for_many_rows_of_fp8_caches_fits(page, late, tmp_path):
         page,
         kv_dtype="fp8e4nv",
         CAUSAL=True,
-        LATE=late,
         PREFETCH=3,
     )
     assert compiled.metadata.shared <= SHARED_LIMIT

@@ -54,7 +54,6 @@ def asym_kernel(
     CAUSAL: gl.constexpr,
     NEEDS_LSE: gl.constexpr,
     PAGE: gl.constexpr,
-    LATE: gl.constexpr,
 ):
     """Attend 64 rows of each request over one part of the batch's tiles.
 
@@ -62,9 +61,7 @@ def asym_kernel(
     512] and [requests, rows, 64] with boxes [1, 64, 64]; `kv` of [pages, page, 576] with
     boxes [1, min(page, 64), 64]. `schedule` is `plan_kernel`'s. Pieces of a split
     request go to `partial_out` float32 [2 * parts, rows, 512] and `partial_lse` float32
-    [2 * parts, rows] (log2); all else to `out` [requests * rows, 512] and `lse`. LATE:
-    the multiplier is a step behind, so that the matrix unit has its products while the
-    scorer weighs; for batches bound by arithmetic, since it frees memory later.
+    [2 * parts, rows] (log2); all else to `out` [requests * rows, 512] and `lse`.
     """
     PIECE: gl.constexpr = PAGE if PAGE < TILE else TILE
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
@@ -101,13 +98,12 @@ def asym_kernel(
                     query_len,
                     CAUSAL,
                     NEEDS_LSE,
-                    LATE,
                     PIECE,
                     SCORES,
                     ACC,
                 ),
             ),
-            (multiply, (keys, given, part, outputs, None, LATE, ACC)),
+            (multiply, (keys, given, part, outputs, None, ACC)),
             (
                 produce,
                 (

@@ -71,7 +71,6 @@ def asym_fp8_kernel(
     CAUSAL: gl.constexpr,
     NEEDS_LSE: gl.constexpr,
     PAGE: gl.constexpr,
-    LATE: gl.constexpr,
     PREFETCH: gl.constexpr,
 ):
     """As `asym_kernel`; `kv` is fp8 (e4m3), `kv_scale` float32 [1] what it is times.
@@ -114,13 +113,12 @@ def asym_fp8_kernel(
                     query_len,
                     CAUSAL,
                     NEEDS_LSE,
-                    LATE,
                     EVERY_ROW,
                     SCORES,
                     ACC,
                 ),
             ),
-            (multiply, (keys, given, part, outputs, kv_scale, LATE, ACC)),
+            (multiply, (keys, given, part, outputs, kv_scale, ACC)),
             (
                 widen,
                 (

@@ -59,8 +59,6 @@ class Tuning:
     min_tiles: int = 1
     merges_per_multiprocessor: int = 16
     """Programs of the merge, at most: what fits beside each other."""
-    late: bool | None = None
-    """Whether the multiplier is a step behind; None: where row tiles share a page."""
     prefetch: int = 3
     """Tiles that more than 32 rows ask of an fp8 cache ahead of time. An estimate."""
 
@@ -295,7 +293,7 @@ class HopperStep:
     def _attention_variant(
         self, *, is_fp8: bool, page_size: int, needs_lse: bool, causal: bool
     ) -> Variant:
-        grid, late = self.grid, self.tuning.late
+        grid = self.grid
         constants = {
             "CAUSAL": causal and self.query_len > 1,
             "NEEDS_LSE": needs_lse,
@@ -306,7 +304,6 @@ class HopperStep:
             constants["ROWS"] = grid.rows
         else:
             kernel = asym_fp8_kernel if is_fp8 else asym_kernel
-            constants["LATE"] = grid.row_tiles > 1 if late is None else late
             if is_fp8:
                 constants["PREFETCH"] = self.tuning.prefetch
         return Variant(kernel=kernel, constants=constants, options={"num_warps": 4})

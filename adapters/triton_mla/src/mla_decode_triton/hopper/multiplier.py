@@ -15,20 +15,8 @@ from mla_decode_triton.hopper.walk import HALF, part_range, piece_range, signal
 
 
 @gluon.jit
-def multiply(
-    keys,
-    given,
-    part,
-    outputs,
-    kv_scale,
-    LATE: gl.constexpr,
-    ACC: gl.constexpr,
-):
-    """Multiply the weights and the right half of every tile; store what that makes.
-
-    LATE: not before the scores of the next tile are done, so that the matrix unit has
-    work while the scorer weighs them.
-    """
+def multiply(keys, given, part, outputs, kv_scale, ACC: gl.constexpr):
+    """Multiply the weights and the right half of every tile; store what that makes."""
     value_scale = 1.0
     if kv_scale is not None:
         value_scale = gl.load(kv_scale)
@@ -36,7 +24,6 @@ def multiply(
     req0, tile0, req1, tile1, stop, seq_len = part_range(part)
     step = 0
     item = 0
-    waits = 0
     for req in range(req0, stop):
         next_len = gl.load(part.seq_lens + gl.minimum(req + 1, stop - 1))
         first, last, num_tiles = piece_range(req, seq_len, req0, tile0, req1, tile1)
@@ -44,13 +31,12 @@ def multiply(
             acc = gl.full([ROWS, HALF], 0.0, gl.float32, layout=ACC)
             for tile in range(first, last):
                 stage = step & 1
-                mbarrier.wait(given.weights_full.index(stage), (step >> 1) & 1)
+                mbarrier.wait(given.decays_full.index(stage), (step >> 1) & 1)
                 decay = given.decays.index(stage).load(ACC_ROW)
-                acc = acc * decay[:, None]
-                if LATE:
-                    if tile < last - 1:
-                        mbarrier.wait(given.scored, waits & 1)
-                        waits += 1
+                # Peaks seldom rise after the first tiles: then there is nothing to scale.
+                if gl.min(decay, 0) < 1.0:
+                    acc = acc * decay[:, None]
+                mbarrier.wait(given.weights_full.index(stage), (step >> 1) & 1)
                 product = warpgroup_mma(
                     given.weights.index(stage),
                     keys.right.index(stage),

@@ -74,13 +74,17 @@ def hide_tokens(
 
 
 @gluon.jit
-def soften(scores, peak, scale_log2, ROW_AXIS: gl.constexpr):
-    """One step of an online softmax: the peak so far, what it costs, the weights."""
+def raise_peak(scores, peak, scale_log2, ROW_AXIS: gl.constexpr):
+    """The peak of an online softmax so far, and what sums are to be scaled by."""
     new_peak = gl.maximum(peak, gl.max(scores, 1 - ROW_AXIS))
-    decay = gl.exp2((peak - new_peak) * scale_log2)
-    scaled = scores * scale_log2
-    shift = gl.expand_dims(new_peak * scale_log2, 1 - ROW_AXIS)
-    return new_peak, decay, gl.exp2(scaled - shift)
+    return new_peak, gl.exp2((peak - new_peak) * scale_log2)
+
+
+@gluon.jit
+def weigh(scores, peak, scale_log2, ROW_AXIS: gl.constexpr):
+    """The weights of scores under their peak."""
+    shift = gl.expand_dims(peak * scale_log2, 1 - ROW_AXIS)
+    return gl.exp2(scores * scale_log2 - shift)
 
 
 @gluon.jit

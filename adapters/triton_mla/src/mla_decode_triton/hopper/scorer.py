@@ -14,16 +14,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from mla_decode_triton.hopper.compat import barrier
 from mla_decode_triton.hopper.rows import (
     LOWEST,
     first_hidden,
     hide_tokens,
     place_item,
+    raise_peak,
     share,
-    soften,
     store_half,
     store_lse,
+    weigh,
 )
 from mla_decode_triton.hopper.walk import (
     HALF,
@@ -73,11 +73,12 @@ def _weigh(
     scores = hide_tokens(
         scores, visible, least_visible, tile * TILE, seq_len, PIECE, 0, SCORES
     )
-    peak, decay, p = soften(scores, peak, scale_log2, 0)
-    operand = p.to(given.weights.dtype)
-    # The weights overwrite what the products of other warps may still read.
-    barrier()
+    peak, decay = raise_peak(scores, peak, scale_log2, 0)
     given.decays.index(stage).store(decay)
+    signal(given.decays_full.index(stage))
+    p = weigh(scores, peak, scale_log2, 0)
+    operand = p.to(given.weights.dtype)
+    # They overwrite what products of other warps had read when those came to `signal`.
     given.weights.index(stage).store(operand)
     fence_async_shared()
     signal(given.weights_full.index(stage))
@@ -105,15 +106,11 @@ def score(
     query_len,
     CAUSAL: gl.constexpr,
     NEEDS_LSE: gl.constexpr,
-    LATE: gl.constexpr,
     PIECE: gl.constexpr,
     SCORES: gl.constexpr,
     ACC: gl.constexpr,
 ):
-    """Score every tile, weigh it, and multiply its left half; store what that makes.
-
-    LATE: tell the multiplier when a tile's scores are done.
-    """
+    """Score every tile, weigh it, and multiply its left half; store what that makes."""
     PER_ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     value_scale = 1.0
     if kv_scale is not None:
@@ -138,9 +135,6 @@ def score(
                 stage = step & 1
                 scores = _issue_scores(queries, keys, step, SCORES)
                 scores = warpgroup_mma_wait(0, deps=[scores])
-                if LATE:
-                    if tile > first:
-                        mbarrier.arrive(given.scored, count=1)
                 if tile == last - 1:
                     signal(queries.free)
                 peak, total, decay, operand = _weigh(

@@ -61,24 +61,24 @@ class Handover:
     """What the scorer gives the multiplier: of each tile, and of each item its sums."""
 
     decays: gl.shared_memory_descriptor
+    decays_full: gl.shared_memory_descriptor
+    """Before the weights are: so sums are scaled while those are made."""
     weights: gl.shared_memory_descriptor
     """In the bytes of the tile's rope part, which has been used by then."""
     weights_full: gl.shared_memory_descriptor
     totals: gl.shared_memory_descriptor
     totals_full: gl.shared_memory_descriptor
-    scored: gl.shared_memory_descriptor
-    """Arrived at when the scores of a tile are there; a hint when to start a product."""
 
     @gluon.constexpr_function
     def __init__(
-        self, decays, weights, weights_full, totals, totals_full, scored
+        self, decays, decays_full, weights, weights_full, totals, totals_full
     ) -> None:
         self.decays = decays
+        self.decays_full = decays_full
         self.weights = weights
         self.weights_full = weights_full
         self.totals = totals
         self.totals_full = totals_full
-        self.scored = scored
 
 
 @gluon.jit
@@ -158,9 +158,9 @@ def new_handover(keys, ROWS: gl.constexpr):
     VECTOR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     return Handover(
         gl.allocate_shared_memory(gl.float32, [2, ROWS], VECTOR),
+        new_barriers(2),
         keys.rope,
         new_barriers(2),
         gl.allocate_shared_memory(gl.float32, [2, ROWS], VECTOR),
         new_barriers(2),
-        new_barriers(1).index(0),
     )

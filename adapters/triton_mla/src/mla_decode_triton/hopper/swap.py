@@ -22,10 +22,11 @@ from mla_decode_triton.hopper.rows import (
     first_hidden,
     hide_tokens,
     place_item,
+    raise_peak,
     share,
-    soften,
     store_half,
     store_lse,
+    weigh,
 )
 from mla_decode_triton.hopper.storage import (
     key_matrices,
@@ -168,7 +169,8 @@ def consume(
                     1,
                     LAYOUT,
                 )
-                peak, decay, p = soften(scores, peak, scale_log2, 1)
+                peak, decay = raise_peak(scores, peak, scale_log2, 1)
+                p = weigh(scores, peak, scale_log2, 1)
                 weights.store(p.to(weights.dtype))
                 fence_async_shared()
                 barrier()

@@ -22,7 +22,8 @@ from mla_decode_triton.hopper.rows import (
     first_hidden,
     hide_tokens,
     place_item,
-    soften,
+    raise_peak,
+    weigh,
 )
 from mla_decode_triton.hopper.scoring import new_scores, new_values, score_half
 from mla_decode_triton.hopper.storage import (
@@ -83,21 +84,18 @@ def _weigh(
                 left_scores = scores.halves.index(0).load(LAYOUT)
                 right_scores = scores.halves.index(1).load(LAYOUT)
                 signal(scores.free)
-                peak, decay, p = soften(
-                    hide_tokens(
-                        left_scores + right_scores,
-                        visible,
-                        least_visible,
-                        tile * TILE,
-                        seq_len,
-                        PIECE,
-                        1,
-                        LAYOUT,
-                    ),
-                    peak,
-                    scale_log2,
+                summed = hide_tokens(
+                    left_scores + right_scores,
+                    visible,
+                    least_visible,
+                    tile * TILE,
+                    seq_len,
+                    PIECE,
                     1,
+                    LAYOUT,
                 )
+                peak, decay = raise_peak(summed, peak, scale_log2, 1)
+                p = weigh(summed, peak, scale_log2, 1)
                 weights.store(p.to(weights.dtype))
                 fence_async_shared()
                 barrier()

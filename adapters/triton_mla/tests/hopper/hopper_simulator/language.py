@@ -68,6 +68,10 @@ class Language:
         return x.amax(axis)
 
     @staticmethod
+    def min(x, axis):
+        return x.amin(axis)
+
+    @staticmethod
     def sum(x, axis):
         return x.sum(axis)
 
