@@ -8,8 +8,17 @@ import torch
 
 pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
 
+from triton.compiler.compiler import LazyDict
+from triton.knobs import HookChain
+
 from mla_decode_triton.hopper import launch
-from mla_decode_triton.hopper.boxes import box_cache, box_queries
+from mla_decode_triton.hopper.boxes import (
+    MOST_HELD,
+    HeldBoxes,
+    box_cache,
+    box_queries,
+)
+from mla_decode_triton.hopper.compat import driver_run
 from mla_decode_triton.hopper.direct import Variant
 from mla_decode_triton.hopper.launch import HopperStep
 
@@ -225,7 +234,7 @@ def test_a_kernel_that_triton_did_not_run_keeps_to_the_front_door():
     variant = Variant(kernel={(1, 1, 1): run}, constants={"SIZE": 2}, options={})
     tensor = torch.zeros(4)
     for _ in range(2):
-        variant.launch((1, 1, 1), (), (tensor,), (3,))
+        variant.launch((1, 1, 1), (), (tensor,), (tensor.data_ptr(),), (3,))
     assert launched == [(tensor, 3, {"SIZE": 2})] * 2
 
 
@@ -242,54 +251,97 @@ def test_no_tensor_is_kept(calls):
     assert [sys.getrefcount(tensor) for tensor in tensors] == before
 
 
-def driver_arguments(monkeypatch, *boxes):
-    """What Triton's launcher makes of descriptors; the driver's call names its inputs."""
-    import triton
-    from triton.backends.nvidia import driver
+class Driver:
+    """Triton's launcher of a kernel with descriptors; its driver names what it gets."""
 
-    names = ("fill_tma_descriptor", "fill_tma_descriptor_tiled")
-    fill = dict.fromkeys(names, lambda *values: ("filled", *map(_comparable, values)))
-    active = SimpleNamespace(utils=SimpleNamespace(**fill))
-    monkeypatch.setattr(triton.runtime.driver, "_active", active)
-    forms = [(box.dtype, box.block_shape, box.layout) for box in boxes]
-    names = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv"}
-    types = {
-        index: f"tensordesc<{names[dtype]}[{','.join(map(str, block))}],{layout!r}>"
-        for index, (dtype, block, layout) in enumerate(forms)
-    }
-    metadata = [
-        {
-            "swizzle": 3,
-            "elem_size": dtype.itemsize,
-            "elem_type": 6,
-            "block_size": block,
-            "fp4_padded": False,
-        }
-        for dtype, block, _ in forms
-    ]
-    wrapped = driver.wrap_handle_tensordesc(lambda *given: given, types, metadata)
-    leading = getattr(driver, "_BASE_ARGS_FORMAT_LEN", None)
+    def __init__(
+        self, monkeypatch, boxes, others=("*fp32", "fp32", "i32", "constexpr")
+    ):
+        import triton
+        from triton.backends.nvidia import driver
+        from triton.compiler.compiler import CompiledKernel
 
-    def pass_on(*descriptors):
-        if leading is None:  # 3.9 passes a kernel's arguments as one
-            return list(wrapped(descriptors)[-1])
-        return list(wrapped(*[None] * leading, *descriptors)[leading:])
+        self.launched = []
+        self.encoded = []
+        self.hooks = triton.knobs.runtime
+        fill = dict.fromkeys(("fill_tma_descriptor", "fill_tma_descriptor_tiled"))
+        active = SimpleNamespace(
+            utils=SimpleNamespace(**dict.fromkeys(fill, self.fill)),
+            get_current_device=lambda: 1,
+            get_current_stream=lambda device: 70 + device,
+        )
+        monkeypatch.setattr(triton.runtime.driver, "_active", active)
+        names = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv"}
+        types = {
+            index: f"tensordesc<{names[box.dtype]}"
+            f"[{','.join(map(str, box.block_shape))}],{box.layout!r}>"
+            for index, box in enumerate(boxes)
+        } | {len(boxes) + index: name for index, name in enumerate(others)}
+        forms = [
+            {
+                "swizzle": 3,
+                "elem_size": box.dtype.itemsize,
+                "elem_type": 6,
+                "block_size": box.block_shape,
+                "fp4_padded": False,
+            }
+            for box in boxes
+        ]
+        launcher = object.__new__(driver.CudaLauncher)
+        vars(launcher).update(
+            launch=driver.wrap_handle_tensordesc(self.launch, types, forms),
+            num_ctas=1,
+            global_scratch_size=0,
+            global_scratch_align=1,
+            profile_scratch_size=0,
+            profile_scratch_align=1,
+            launch_cooperative_grid=False,
+            launch_pdl=False,
+            gsan_enabled=False,
+            arg_annotations=(),
+            kernel_signature=b"",
+        )
+        self.compiled = object.__new__(CompiledKernel)
+        vars(self.compiled).update(
+            metadata=SimpleNamespace(tensordesc_meta=forms),
+            packed_metadata=(4, 1, 1000),
+            src=None,
+            name="kernel",
+            module="loaded",
+            _module_pid=None,
+            function=1234,
+            _run=launcher,
+        )
 
-    return pass_on(*boxes), pass_on(*(box.described() for box in boxes))
+    def fill(self, *values):
+        self.encoded.append(values)
+        return ("filled", *map(_comparable, values))
+
+    def launch(self, *given):
+        if isinstance(given[-1], (list, tuple)):  # 3.9 passes a kernel's as one
+            given = *given[:-1], *given[-1]
+        self.launched.append(given)
 
 
 def _comparable(value):
     return value if isinstance(value, int) else tuple(value)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
-def test_triton_reads_an_address_as_it_reads_its_own_descriptor(monkeypatch, dtype):
+def boxes_of(dtype=torch.bfloat16):
     q = torch.zeros(6, 5, 576, dtype=torch.bfloat16)
     cache = torch.zeros(4, 128, 640, dtype=dtype)[..., :576]
-    boxes = (*box_queries(q, None, 3, 16), box_cache(cache))
-    directly, by_front_door = driver_arguments(monkeypatch, *boxes)
-    assert directly == by_front_door
-    filled = [value for value in directly if isinstance(value, tuple)]
+    return q, cache, (*box_queries(q, None, 3, 16), box_cache(cache))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_triton_reads_an_address_as_it_reads_its_own_descriptor(monkeypatch, dtype):
+    q, cache, boxes = boxes_of(dtype)
+    driver = Driver(monkeypatch, boxes, others=())
+    driver.compiled[3, 2, 1](*boxes)
+    driver.compiled[3, 2, 1](*(box.described() for box in boxes))
+    directly, by_front_door = driver.launched
+    filled = [value for value in directly if isinstance(value, tuple)][-3:]
+    assert filled == [value for value in by_front_door if isinstance(value, tuple)][-3:]
     assert [values[1] for values in filled] == [
         q.data_ptr(),
         q[..., 512:].data_ptr(),
@@ -301,6 +353,138 @@ def test_triton_reads_an_address_as_it_reads_its_own_descriptor(monkeypatch, dty
         ((4, 128, 576), (128 * 640, 640, 1)),
     ]
     assert [values[-4] for values in filled] == [(1, 16, 64), (1, 16, 64), (1, 64, 64)]
+
+
+def variant_of(compiled):
+    """A variant whose first launch has Triton's front door return this kernel."""
+    grids = dict.fromkeys([(3, 2, 1)], lambda *_, **__: compiled)
+    kernel = type("Kernel", (dict,), {"arg_names": ["SIZE"]})(grids)
+    return Variant(kernel=kernel, constants={"SIZE": 2}, options={})
+
+
+def launch_variant(variant, boxes, tensor):
+    addresses = (tensor.data_ptr(),)
+    variant.launch((3, 2, 1), boxes, (tensor,), addresses, (0.5, 7))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_the_driver_gets_what_triton_gives_it_without_encoding_anew(monkeypatch, dtype):
+    _, _, boxes = boxes_of(dtype)
+    tensor = torch.zeros(4)
+    driver = Driver(monkeypatch, boxes)
+    variant = variant_of(driver.compiled)
+    launch_variant(variant, boxes, tensor)
+    driver.compiled[3, 2, 1](*boxes, tensor.data_ptr(), 0.5, 7, 2)
+    for _ in range(3):
+        launch_variant(variant, boxes, tensor)
+    tritons, *ours = driver.launched
+    assert len(driver.encoded) == 6
+    assert len(ours) == 3
+    # Triton also makes metadata for hooks, of which there are none.
+    assert [_without_hooks(given) for given in ours] == [_without_hooks(tritons)] * 3
+
+
+def test_a_kernel_without_boxes_is_launched_alike(monkeypatch):
+    tensor = torch.zeros(4)
+    driver = Driver(monkeypatch, ())
+    variant = variant_of(driver.compiled)
+    launch_variant(variant, (), tensor)
+    driver.compiled[3, 2, 1](tensor.data_ptr(), 0.5, 7, 2)
+    launch_variant(variant, (), tensor)
+    tritons, ours = driver.launched
+    assert _without_hooks(ours) == _without_hooks(tritons)
+
+
+def _without_hooks(given):
+    hooks = LazyDict, HookChain, type(None)
+    return [value for value in given if not isinstance(value, hooks)]
+
+
+def test_a_profiler_hears_of_a_launch(monkeypatch):
+    _, _, boxes = boxes_of()
+    driver = Driver(monkeypatch, boxes)
+    variant = variant_of(driver.compiled)
+    launch_variant(variant, boxes, torch.zeros(4))
+    hook = driver.hooks.launch_enter_hook
+    monkeypatch.setattr(hook, "calls", [print])
+    launch_variant(variant, boxes, torch.zeros(4))
+    (given,) = driver.launched
+    assert hook in given
+    monkeypatch.setattr(hook, "calls", [])
+    launch_variant(variant, boxes, torch.zeros(4))
+    assert hook not in driver.launched[1]
+
+
+@pytest.mark.parametrize(
+    "alien", ["launcher", "call", "wrapper", "closure", "encoder", "forms"]
+)
+def test_an_unknown_launcher_is_left_to_triton(monkeypatch, alien):
+    from triton.backends.nvidia import driver as nvidia
+
+    _, _, boxes = boxes_of()
+    driver = Driver(monkeypatch, boxes)
+    launcher = driver.compiled._run
+    make = nvidia.make_tensordesc_arg
+    if alien == "launcher":
+        driver.compiled._run = launch = Launched()
+    elif alien == "call":
+        launch = Launched()
+        monkeypatch.setattr(
+            nvidia.CudaLauncher, "__call__", lambda _, *given: launch(*given)
+        )
+    elif alien == "wrapper":
+        launcher.launch = launch = Launched()
+    elif alien == "closure":
+        launch = Launched()
+        launcher.launch = lambda *given: launch(*given, "more")
+    elif alien == "encoder":
+        encode = lambda *given: make(*given)  # noqa: E731, PLW0108 - takes any number
+        monkeypatch.setattr(nvidia, "make_tensordesc_arg", encode)
+        launch = driver.launched
+    else:
+        driver.compiled.metadata.tensordesc_meta = [None]
+        launch = driver.launched
+    assert driver_run(driver.compiled, len(boxes)) is None
+    variant = variant_of(driver.compiled)
+    for _ in range(2):
+        launch_variant(variant, boxes, torch.zeros(4))
+    assert len(launch) == 1
+
+
+class Launched(list):
+    """A launch of another kind: keeps what it was called with."""
+
+    def __call__(self, *given):
+        self.append(given)
+
+
+def test_boxes_are_held_by_address_and_geometry():
+    held = HeldBoxes(2, 16)
+    q = torch.zeros(4, 3, 576, dtype=torch.bfloat16)
+    found = held.queries(q, None)
+    assert held.queries(q, None) is found
+    assert held.queries(q[:2], None)[0].shape[0] == 1
+    assert held.queries(q[..., :512], q[..., 512:])[1].address == found[1].address
+    moved = q[..., :512], torch.zeros(4, 3, 64, dtype=torch.bfloat16)
+    assert held.queries(*moved)[1].address == moved[1].data_ptr()
+    assert held.queries(q.view(torch.float16), None)[0].dtype == torch.float16
+    assert held.queries(q.transpose(0, 1), None) is None
+    cache = torch.zeros(4, 64, 576, dtype=torch.bfloat16)
+    assert held.cache(cache) is held.cache(cache.view(4, 64, 576))
+    assert held.cache(cache[:2]).shape[0] == 2
+    assert held.cache(cache[::2]).strides[0] == 2 * 64 * 576
+    assert held.cache(cache.view(torch.float16)).dtype == torch.float16
+
+
+def test_so_many_boxes_are_held_and_no_more():
+    held = HeldBoxes(1, 16)
+    cache = torch.zeros(MOST_HELD + 1, 16, 576, dtype=torch.bfloat16)
+    first = held.cache(cache[:1])
+    for at in range(1, MOST_HELD):
+        held.cache(cache[at : at + 1])
+    assert held.cache(cache[:1]) is first
+    held.cache(cache[-1:])
+    assert held.cache(cache[:1]) is not first
 
 
 def test_a_query_in_two_tensors_is_read_where_each_lies():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -13,7 +13,7 @@ from mla_decode.errors import ArgumentError
 from mla_decode.problem import LATENT_WIDTH, ROPE_WIDTH
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     import torch
     from torch import Tensor
@@ -22,6 +22,9 @@ _COPY_BYTES = 16
 """What the copy engine wants addresses and strides to be multiples of."""
 _BOX_COLUMNS = 64
 _LONGEST_BOX = 64
+MOST_HELD = 256
+"""Caches, and queries, whose boxes a step holds: the layers of a model, several times."""
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,7 +54,7 @@ class Boxed:
     """A tensor that is read in boxes; of the tensor it holds the address alone.
 
     It has what Triton's launcher reads of a descriptor, and is also its own base.
-    Made anew each call: whatever kept it would keep no memory alive.
+    Whatever keeps it keeps no memory alive.
 
     Args:
         form: Type and boxes.
@@ -60,7 +63,7 @@ class Boxed:
         strides: In elements; the last one is 1, the others are multiples of 16 bytes.
     """
 
-    __slots__ = ("address", "form", "shape", "strides")
+    __slots__ = ("address", "encoded", "form", "shape", "strides")
 
     padding = "zero"
     round_f32_to_tf32 = False
@@ -77,6 +80,9 @@ class Boxed:
         self.address = address
         self.shape = shape
         self.strides = strides
+        self.encoded: tuple[Any, ...] | None = None
+        """What the driver's launch takes for it, from the first such launch on. It is
+        the same for all kernels: they read a form in one way."""
 
     @property
     def base(self) -> Boxed:
@@ -202,3 +208,52 @@ def _place_rows(
     if column != 1 or not is_spaced or bits % _COPY_BYTES:
         return None
     return address, (token * query_len, head, 1)
+
+
+class HeldBoxes:
+    """The boxes that a step read last, by addresses and geometry: no tensor is kept.
+
+    They depend on nothing else, so that memory that is used anew is read rightly; and
+    encoding one for the driver takes longer on the host than a launch.
+
+    Args:
+        query_len: Q.
+        box_rows: Of a query's box.
+    """
+
+    def __init__(self, query_len: int, box_rows: int) -> None:
+        self._query_len = query_len
+        self._box_rows = box_rows
+        self._queries: dict[Hashable, tuple[Boxed, Boxed]] = {}
+        self._caches: dict[Hashable, Boxed] = {}
+
+    def queries(
+        self, latent: Tensor, rope: Tensor | None
+    ) -> tuple[Boxed, Boxed] | None:
+        """Read queries as `try_box_queries` does."""
+        key: Hashable = (
+            *(latent.data_ptr(), latent.dtype, latent.shape, latent.stride()),
+            rope if rope is None else (rope.data_ptr(), rope.stride()),
+        )
+        held = self._queries.get(key)
+        if held is None:
+            held = try_box_queries(latent, rope, self._query_len, self._box_rows)
+            if held is not None:
+                _hold(self._queries, key, held)
+        return held
+
+    def cache(self, cache: Tensor) -> Boxed:
+        """Read a cache as `box_cache` does."""
+        key = cache.data_ptr(), cache.dtype, cache.shape, cache.stride()
+        held = self._caches.get(key)
+        if held is None:
+            held = box_cache(cache)
+            _hold(self._caches, key, held)
+        return held
+
+
+def _hold(held: dict[Hashable, _T], key: Hashable, value: _T) -> None:
+    """Hold a value, and no more than so many: then all are let go."""
+    if len(held) >= MOST_HELD:
+        held.clear()
+    held[key] = value

@@ -20,7 +20,7 @@ from mla_decode_triton.hopper.backend import (
     uninterpretable,
     workspace_size,
 )
-from mla_decode_triton.hopper.boxes import box_queries, try_box_queries
+from mla_decode_triton.hopper.boxes import box_queries
 from mla_decode_triton.hopper.capability import hopper_refusals
 from mla_decode_triton.hopper.grid import MERGE_SHAPES, count_multiprocessors
 from mla_decode_triton.hopper.launch import HopperStep, Workspace
@@ -183,13 +183,13 @@ def decode(call: CheckedCall) -> None:
     metadata = cast("HopperMetadata", call.metadata)
     builder = cast("HopperMetadataBuilder", metadata.builder)
     step = metadata.step
-    reading = step.query_len, step.grid.rows
     latent, rope = call.q, call.q_rope
-    queries = try_box_queries(latent, rope, *reading)
+    queries = step.boxes.queries(latent, rope)
     if queries is None:
         if rope is None:
             latent, rope = latent[..., :LATENT_WIDTH], latent[..., LATENT_WIDTH:]
-        queries = box_queries(builder.join_query(latent, rope), None, *reading)
+        joined = builder.join_query(latent, rope)
+        queries = box_queries(joined, None, step.query_len, step.grid.rows)
     with on_device(builder):
         step.attend(
             queries,

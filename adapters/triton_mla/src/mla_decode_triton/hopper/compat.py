@@ -6,8 +6,10 @@ module, which are those of the newest release; 3.6 is the oldest one supported.
 
 from __future__ import annotations
 
+import copy
 import functools
-from typing import Any
+import inspect
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import triton
 from triton.experimental import gluon
@@ -18,6 +20,9 @@ from triton.experimental.gluon.language._core import (
 )
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language import core as _core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 aggregate: Any = getattr(gluon, "aggregate", None) or _core._aggregate  # noqa: SLF001 - 3.6 has no public name
 """Make a class a bundle of device values (3.6: a private name)."""
@@ -50,3 +55,82 @@ def triton_release() -> tuple[int, int]:
     """Major and minor number of the Triton that is imported."""
     major, minor = triton.__version__.split(".")[:2]
     return int(major), int(minor)
+
+
+_LAUNCH = "self", "gridX", "gridY", "gridZ", "stream", "function"
+_HOOKS = "kernel_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook"
+_LAUNCHES = (*_LAUNCH, "args"), (*_LAUNCH, *_HOOKS, "args")
+"""Parameters of a launcher's call: 3.6 leaves among `args` what 3.9 names."""
+
+
+class DriverRun(NamedTuple):
+    """A compiled kernel's launch, of arguments in the form that the driver takes."""
+
+    run: Callable[..., None]
+    """Like Triton's `CompiledKernel.run`, but a descriptor's place is taken by what
+    `encode` made of it."""
+    encode: Callable[[int, Any], tuple[Any, ...]]
+    """The driver's arguments for a descriptor, given its number among descriptors."""
+    stream: Callable[[int], int]
+    """The current stream of a device."""
+    device: int
+    """Where the kernel is loaded."""
+
+
+def driver_run(compiled: Any, num_descriptors: int) -> DriverRun | None:
+    """Take the launcher of a compiled kernel apart, which encodes descriptors each call.
+
+    Returns:
+        None where the launcher is not made as 3.6's and 3.9's are: then Triton's own
+        way, `compiled[grid]`, is the only one.
+    """
+    from triton.backends.nvidia import driver  # noqa: PLC0415 - where there is a GPU
+
+    launcher: Any = getattr(compiled, "run", None)
+    kind = driver.CudaLauncher
+    if type(launcher) is not kind or _parameters(kind.__call__) not in _LAUNCHES:
+        return None
+    active = triton.runtime.driver.active
+    where = active.get_current_stream, active.get_current_device()
+    if num_descriptors == 0:
+        return DriverRun(launcher, _no_descriptor, *where)
+    parts = _descriptor_parts(launcher.launch, driver.make_tensordesc_arg)
+    forms = getattr(compiled.metadata, "tensordesc_meta", None) or ()
+    if parts is None or len(forms) != num_descriptors or None in forms:
+        return None
+    launch, make = parts
+    bare = copy.copy(launcher)
+    bare.launch = launch
+    return DriverRun(bare, lambda index, box: tuple(make(box, forms[index])), *where)
+
+
+def _descriptor_parts(
+    wrapped: Any, make: Any
+) -> tuple[Callable[..., None], Callable[[Any, Any], list[Any]]] | None:
+    """The launch that takes encoded descriptors, and what encodes one."""
+    if not inspect.isfunction(wrapped) or not inspect.isfunction(make):
+        return None
+    launch = inspect.getclosurevars(wrapped).nonlocals.get("launcher")
+    spare = len(_parameters(make)) - 2
+    if not callable(launch) or spare not in (0, 1):
+        return None
+    if spare:  # 3.9 passes the launch's other arguments, and reads none of them
+        return launch, lambda box, form: make(box, form, ())
+    return launch, make
+
+
+def _parameters(function: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
+
+
+def _no_descriptor(index: int, box: Any) -> tuple[Any, ...]:
+    raise IndexError(f"the kernel has no descriptor {index}, for {box}")
+
+
+def hooks_are_set() -> bool:
+    """Whether a profiler wants to hear of launches: Triton's own way tells it."""
+    runtime = triton.knobs.runtime
+    for hook in (runtime.launch_enter_hook, runtime.launch_exit_hook):
+        if hook is not None and getattr(hook, "calls", True):
+            return True
+    return False

@@ -2,14 +2,17 @@
 
 Triton looks at every argument of every call to find the variant of a kernel that it may
 use, which takes longer on the host than many steps do on the device. Here the variant of
-aligned tensors is held: a call looks at their addresses and hands them over. What is not
-aligned takes Triton's way, which compiles a variant for it.
+aligned tensors is held: a call looks at their addresses and hands them over, with the
+boxes as they were encoded for the driver at their first launch. What is not aligned takes
+Triton's way, which compiles a variant for it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from mla_decode_triton.hopper.compat import DriverRun, driver_run, hooks_are_set
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 _ALIGNMENT = 16
 """What the addresses of a held variant are multiples of."""
+_NO_HOOKS = None, None, None
+"""A launch's metadata and its two hooks: `hooks_are_set` said that none is."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -38,12 +43,15 @@ class Variant:
     """Triton's, for aligned tensors; None until they have been launched once."""
     _values: tuple[Any, ...] = field(init=False, default=())
     """Of the constants, in the kernel's order: a direct launch passes them over."""
+    _driver_run: DriverRun | None = field(init=False, default=None)
+    """The launch that takes encoded boxes; None where the release's is another one."""
 
     def launch(
         self,
         grid: tuple[int, int, int],
         boxes: Sequence[Boxed],
         tensors: Sequence[Tensor],
+        addresses: Sequence[int],
         numbers: Sequence[float],
     ) -> None:
         """Launch the kernel on the current stream.
@@ -52,20 +60,38 @@ class Variant:
             grid: Programs.
             boxes: What the copy engine reads, of the same forms each time.
             tensors: Of which the kernel gets the address, of the same dtypes each time.
+            addresses: Theirs: the caller knows those that never move.
             numbers: Integers that fit 32 bits and that the kernel does not specialise;
                 floats.
         """
-        addresses = [tensor.data_ptr() for tensor in tensors]
         bits = 0
         for address in addresses:
             bits |= address
+        compiled, direct = self.compiled, self._driver_run
         if bits % _ALIGNMENT:
             self._launch_by_front_door(grid, boxes, tensors, numbers)
-        elif self.compiled is None:
+        elif compiled is None:
             found = self._launch_by_front_door(grid, boxes, tensors, numbers)
-            self._hold(found)
+            self._hold(found, len(boxes))
+        elif direct is None or hooks_are_set():
+            compiled[grid](*boxes, *addresses, *numbers, *self._values)
         else:
-            self.compiled[grid](*boxes, *addresses, *numbers, *self._values)
+            encoded: list[Any] = []
+            for index, box in enumerate(boxes):
+                if box.encoded is None:
+                    box.encoded = direct.encode(index, box)
+                encoded += box.encoded
+            direct.run(
+                *grid,
+                direct.stream(direct.device),
+                compiled.function,
+                compiled.packed_metadata,
+                *_NO_HOOKS,
+                *encoded,
+                *addresses,
+                *numbers,
+                *self._values,
+            )
 
     def _launch_by_front_door(
         self,
@@ -79,9 +105,10 @@ class Variant:
             *described, *tensors, *numbers, **self.constants, **self.options
         )
 
-    def _hold(self, compiled: Any) -> None:
+    def _hold(self, compiled: Any, num_boxes: int) -> None:
         """Launch aligned tensors directly from now on, if it was Triton that ran."""
         if compiled is not None:
             names = self.kernel.arg_names[-len(self.constants) :]
             self._values = tuple(self.constants[name] for name in names)
             self.compiled = compiled
+            self._driver_run = driver_run(compiled, num_boxes)

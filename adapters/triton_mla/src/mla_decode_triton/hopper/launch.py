@@ -18,7 +18,7 @@ from mla_decode.errors import ArgumentError
 from mla_decode.problem import LATENT_WIDTH
 from mla_decode_triton.hopper.asym import asym_kernel
 from mla_decode_triton.hopper.asym_fp8 import asym_fp8_kernel
-from mla_decode_triton.hopper.boxes import box_cache, box_queries, page_stride
+from mla_decode_triton.hopper.boxes import HeldBoxes, box_queries, page_stride
 from mla_decode_triton.hopper.direct import Variant
 from mla_decode_triton.hopper.grid import (
     Grid,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mla_decode_triton.hopper.boxes import Boxed
+    from mla_decode_triton.hopper.boxes import Boxed, BoxForm
 
 PAGE_SIZES = (16, 32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float16)
@@ -92,6 +92,18 @@ class Workspace:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Layer:
+    """The launches of a layer, for one batch size and tensors of the same types."""
+
+    grid: tuple[int, int, int]
+    attention: Variant
+    is_boxed: bool
+    """Whether the cache is read in boxes."""
+    merge_grid: tuple[int, int, int]
+    merge: Variant
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class HopperStep:
     """The launches of one block length, on buffers that others may share."""
@@ -107,6 +119,11 @@ class HopperStep:
     """Rows (token, head) of a request."""
     variants: dict[Hashable, Variant] = field(init=False, default_factory=dict)
     """Kernels by what they and their constants are chosen by, and by types."""
+    layers: dict[Hashable, Layer] = field(init=False, default_factory=dict)
+    """The same of layers: as many as batch sizes, at most."""
+    boxes: HeldBoxes = field(init=False)
+    addresses: tuple[int, int, int, int] = field(init=False)
+    """Of the workspace: `schedule`, `scratch`, `partial_out`, `partial_lse`."""
 
     @classmethod
     def alone(
@@ -134,6 +151,12 @@ class HopperStep:
         """Lay the rows over the device."""
         self.num_rows = self.query_len * self.num_heads
         self.grid = choose_grid(self.num_rows, self.multiprocessors)
+        self.boxes = HeldBoxes(self.query_len, self.grid.rows)
+        work = self.workspace
+        self.addresses = (
+            *(work.schedule.data_ptr(), work.scratch.data_ptr()),
+            *(work.partial_out.data_ptr(), work.partial_lse.data_ptr()),
+        )
 
     def build(self, seq_lens: Tensor) -> None:
         """Write the work table of a step: one launch, nothing read on the host.
@@ -144,10 +167,12 @@ class HopperStep:
         variant = self.variants.get("plan")
         if variant is None:
             variant = self.variants["plan"] = self._plan_variant()
+        workspace, (schedule_at, scratch_at, _, _) = self.workspace, self.addresses
         variant.launch(
             (1, 1, 1),
             (),
-            (seq_lens, self.workspace.schedule, self.workspace.scratch),
+            (seq_lens, workspace.schedule, workspace.scratch),
+            (seq_lens.data_ptr(), schedule_at, scratch_at),
             (seq_lens.shape[0], self.grid.parts),
         )
 
@@ -183,7 +208,9 @@ class HopperStep:
         """
         if cache.dtype is torch.uint8:
             cache = cache.view(FP8)
-        queries = box_queries(q_latent, q_rope, self.query_len, self.grid.rows)
+        queries = self.boxes.queries(q_latent, q_rope)
+        if queries is None:
+            queries = box_queries(q_latent, q_rope, self.query_len, self.grid.rows)
         self.attend(
             *(queries, cache, table, seq_lens, out, lse),
             *(softmax_scale, causal, kv_scale),
@@ -202,76 +229,109 @@ class HopperStep:
         kv_scale: Tensor | None,
     ) -> None:
         """Do as `forward` does, with queries that are boxed; fp8 is never uint8 here."""
-        num_reqs = seq_lens.shape[0]
-        grid, workspace = self.grid, self.workspace
-        types = queries[0].form, cache.dtype, out.dtype, kv_scale is None
-        key = types, cache.shape[1], lse is None, causal
-        variant = self.variants.get(key)
-        if variant is None:
+        num_reqs, page_size = seq_lens.shape[0], cache.shape[1]
+        types = queries[0].form, cache.dtype, out.dtype, kv_scale is None, lse is None
+        key = types, page_size, causal, num_reqs
+        layer = self.layers.get(key)
+        if layer is None:
             self._require_served(cache, kv_scale)
-            variant = self.variants[key] = self._attention_variant(
-                is_fp8=kv_scale is not None,
-                page_size=cache.shape[1],
-                needs_lse=lse is not None,
-                causal=causal,
+            layer = self.layers[key] = self._choose_layer(
+                types, page_size, causal=causal, num_reqs=num_reqs
             )
+        workspace, (schedule_at, _, pieces_at, sums_at) = self.workspace, self.addresses
+        out_at = out.data_ptr()
+        sums, lse_at = (
+            (workspace.partial_lse, sums_at) if lse is None else (lse, lse.data_ptr())
+        )
         tensors: tuple[Tensor, ...] = (
-            table,
-            seq_lens,
-            workspace.schedule,
-            out,
-            workspace.partial_lse if lse is None else lse,
-            workspace.partial_out,
-            workspace.partial_lse,
+            *(table, seq_lens, workspace.schedule, out, sums),
+            *(workspace.partial_out, workspace.partial_lse),
+        )
+        addresses: tuple[int, ...] = (
+            *(table.data_ptr(), seq_lens.data_ptr(), schedule_at, out_at, lse_at),
+            *(pieces_at, sums_at),
         )
         if kv_scale is not None:
             tensors = *tensors, kv_scale
+            addresses = *addresses, kv_scale.data_ptr()
         boxes: tuple[Boxed, ...] = queries
-        if kv_scale is None or grid.swapped:
-            boxes, pages = (*boxes, box_cache(cache)), cache.shape[0]
+        if layer.is_boxed:
+            boxes, pages = (*queries, self.boxes.cache(cache)), cache.shape[0]
         else:
-            tensors, pages = (cache, *tensors), page_stride(cache)
-        variant.launch(
-            (grid.row_tiles, grid.parts, 1),
+            pages = page_stride(cache)
+            tensors, addresses = (cache, *tensors), (cache.data_ptr(), *addresses)
+        parts = self.grid.parts
+        layer.attention.launch(
+            layer.grid,
             boxes,
             tensors,
+            addresses,
             (
-                softmax_scale * _LOG2E,
-                self.num_heads,
-                self.query_len,
-                table.stride(0),
-                pages,
-                num_reqs,
-                grid.parts,
+                *(softmax_scale * _LOG2E, self.num_heads, self.query_len),
+                *(table.stride(0), pages, num_reqs, parts),
             ),
         )
-        self.merge(out, lse, choose_merge(grid.parts, num_reqs), num_reqs)
-
-    def merge(
-        self, out: Tensor, lse: Tensor | None, shape: MergeShape, num_reqs: int
-    ) -> None:
-        """Merge the pieces of the requests that the work table cut."""
-        key = shape.pieces, shape.columns, out.dtype, lse is None
-        variant = self.variants.get(key)
-        if variant is None:
-            variant = self.variants[key] = self._merge_variant(
-                shape, needs_lse=lse is not None
-            )
-        units = min(num_reqs, self.grid.parts) * self.num_rows * shape.blocks
-        most = self.tuning.merges_per_multiprocessor * self.multiprocessors
-        workspace = self.workspace
-        variant.launch(
-            (min(units, most), 1, 1),
+        layer.merge.launch(
+            layer.merge_grid,
             (),
             (
                 workspace.partial_out,
                 workspace.partial_lse,
                 out,
-                workspace.partial_lse if lse is None else lse,
+                sums,
                 workspace.schedule,
             ),
+            (pieces_at, sums_at, out_at, lse_at, schedule_at),
             (self.num_rows,),
         )
+
+    def merge(
+        self, out: Tensor, lse: Tensor | None, shape: MergeShape, num_reqs: int
+    ) -> None:
+        """Merge the pieces of the requests that the work table cut."""
+        variant = self._merge_variant(shape, out.dtype, needs_lse=lse is not None)
+        workspace = self.workspace
+        tensors = (
+            *(workspace.partial_out, workspace.partial_lse, out),
+            *(workspace.partial_lse if lse is None else lse, workspace.schedule),
+        )
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        grid = self._merge_grid(shape, num_reqs)
+        variant.launch(grid, (), tensors, addresses, (self.num_rows,))
+
+    def _choose_layer(
+        self,
+        types: tuple[BoxForm, torch.dtype, torch.dtype, bool, bool],
+        page_size: int,
+        *,
+        causal: bool,
+        num_reqs: int,
+    ) -> Layer:
+        """Choose the launches; variants are shared among batch sizes."""
+        _, _, out_dtype, is_unscaled, has_no_lse = types
+        grid = self.grid
+        key = types, page_size, causal
+        variant = self.variants.get(key)
+        if variant is None:
+            variant = self.variants[key] = self._attention_variant(
+                is_fp8=not is_unscaled,
+                page_size=page_size,
+                needs_lse=not has_no_lse,
+                causal=causal,
+            )
+        shape = choose_merge(grid.parts, num_reqs)
+        return Layer(
+            grid=(grid.row_tiles, grid.parts, 1),
+            attention=variant,
+            is_boxed=is_unscaled or grid.swapped,
+            merge_grid=self._merge_grid(shape, num_reqs),
+            merge=self._merge_variant(shape, out_dtype, needs_lse=not has_no_lse),
+        )
+
+    def _merge_grid(self, shape: MergeShape, num_reqs: int) -> tuple[int, int, int]:
+        units = min(num_reqs, self.grid.parts) * self.num_rows * shape.blocks
+        most = self.tuning.merges_per_multiprocessor * self.multiprocessors
+        return min(units, most), 1, 1
 
     def _plan_variant(self) -> Variant:
         tuning, grid = self.tuning, self.grid
@@ -308,7 +368,16 @@ class HopperStep:
                 constants["PREFETCH"] = self.tuning.prefetch
         return Variant(kernel=kernel, constants=constants, options={"num_warps": 4})
 
-    def _merge_variant(self, shape: MergeShape, *, needs_lse: bool) -> Variant:
+    def _merge_variant(
+        self, shape: MergeShape, out_dtype: torch.dtype, *, needs_lse: bool
+    ) -> Variant:
+        key = shape.pieces, shape.columns, out_dtype, needs_lse
+        variant = self.variants.get(key)
+        if variant is None:
+            variant = self.variants[key] = self._new_merge(shape, needs_lse=needs_lse)
+        return variant
+
+    def _new_merge(self, shape: MergeShape, *, needs_lse: bool) -> Variant:
         constants = {
             "NEEDS_LSE": needs_lse,
             "BLOCK_PARTS": self.grid.block_parts,
