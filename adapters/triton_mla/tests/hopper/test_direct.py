@@ -261,6 +261,7 @@ class Driver:
         from triton.backends.nvidia import driver
         from triton.compiler.compiler import CompiledKernel
 
+        self.nvidia, self.monkeypatch = driver, monkeypatch
         self.launched = []
         self.encoded = []
         self.hooks = triton.knobs.runtime
@@ -312,6 +313,10 @@ class Driver:
             function=1234,
             _run=launcher,
         )
+
+    def patch(self, place, **values):
+        for name, value in values.items():
+            self.monkeypatch.setattr(place, name, value)
 
     def fill(self, *values):
         self.encoded.append(values)
@@ -415,40 +420,78 @@ def test_a_profiler_hears_of_a_launch(monkeypatch):
     assert hook not in driver.launched[1]
 
 
-@pytest.mark.parametrize(
-    "alien", ["launcher", "call", "wrapper", "closure", "encoder", "forms"]
-)
-def test_an_unknown_launcher_is_left_to_triton(monkeypatch, alien):
-    from triton.backends.nvidia import driver as nvidia
+def other_launcher(driver):
+    driver.compiled._run = launch = Launched()
+    return launch
 
+
+def other_call(driver):
+    launch = Launched()
+    call = {"__call__": lambda _, *given: launch(*given)}
+    driver.patch(driver.nvidia.CudaLauncher, **call)
+    return launch
+
+
+def other_wrapper(driver):
+    driver.compiled._run.launch = launch = Launched()
+    return launch
+
+
+def other_closure(driver):
+    launch = Launched()
+    driver.compiled._run.launch = lambda *given: launch(*given, "more")
+    return launch
+
+
+def other_encoder(driver):
+    def encode(*given):
+        return make(*given)
+
+    make = driver.nvidia.make_tensordesc_arg
+    driver.patch(driver.nvidia, make_tensordesc_arg=encode)
+    return driver.launched
+
+
+def other_forms(driver):
+    driver.compiled.metadata.tensordesc_meta = [None]
+    return driver.launched
+
+
+@pytest.mark.parametrize(
+    "make_other",
+    [
+        *(other_launcher, other_call, other_wrapper),
+        *(other_closure, other_encoder, other_forms),
+    ],
+)
+def test_an_unknown_launcher_is_left_to_triton(monkeypatch, make_other):
     _, _, boxes = boxes_of()
     driver = Driver(monkeypatch, boxes)
-    launcher = driver.compiled._run
-    make = nvidia.make_tensordesc_arg
-    if alien == "launcher":
-        driver.compiled._run = launch = Launched()
-    elif alien == "call":
-        launch = Launched()
-        monkeypatch.setattr(
-            nvidia.CudaLauncher, "__call__", lambda _, *given: launch(*given)
-        )
-    elif alien == "wrapper":
-        launcher.launch = launch = Launched()
-    elif alien == "closure":
-        launch = Launched()
-        launcher.launch = lambda *given: launch(*given, "more")
-    elif alien == "encoder":
-        encode = lambda *given: make(*given)  # noqa: E731, PLW0108 - takes any number
-        monkeypatch.setattr(nvidia, "make_tensordesc_arg", encode)
-        launch = driver.launched
-    else:
-        driver.compiled.metadata.tensordesc_meta = [None]
-        launch = driver.launched
+    launched = make_other(driver)
     assert driver_run(driver.compiled, len(boxes)) is None
     variant = variant_of(driver.compiled)
     for _ in range(2):
         launch_variant(variant, boxes, torch.zeros(4))
-    assert len(launch) == 1
+    assert len(launched) == 1
+
+
+@pytest.mark.parametrize(
+    "work", ["global_scratch_size", "profile_scratch_size", "gsan_enabled"]
+)
+def test_a_launcher_with_more_to_do_is_left_to_triton(monkeypatch, work):
+    driver = Driver(monkeypatch, ())
+    assert driver_run(driver.compiled, 0) is not None
+    setattr(driver.compiled._run, work, 1)
+    assert driver_run(driver.compiled, 0) is None
+
+
+def test_a_launcher_that_passes_arguments_otherwise_is_left_to_triton(monkeypatch):
+    def turned(self, gridX, gridY, gridZ, stream, function, *args):  # noqa: N803 - theirs
+        self.launch(*args, stream, function, gridX, gridY, gridZ)
+
+    driver = Driver(monkeypatch, ())
+    driver.patch(driver.nvidia.CudaLauncher, __call__=turned)
+    assert driver_run(driver.compiled, 0) is None
 
 
 class Launched(list):

@@ -1,7 +1,8 @@
-"""What differs between the releases of Gluon that the Hopper kernel is compiled on.
+"""What differs between the releases of Triton that the Hopper kernel is compiled on.
 
 Gluon is experimental: names move between releases. Kernels take the names of this
-module, which are those of the newest release; 3.6 is the oldest one supported.
+module, which are those of the newest release; 3.6 is the oldest one supported. So does
+what launches them: Triton's launchers are made differently too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import triton
+from triton import knobs
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import (
@@ -66,23 +68,19 @@ _LAUNCHES = (*_LAUNCH, "args"), (*_LAUNCH, *_HOOKS, "args")
 class DriverRun(NamedTuple):
     """A compiled kernel's launch, of arguments in the form that the driver takes."""
 
-    run: Callable[..., None]
-    """Like Triton's `CompiledKernel.run`, but a descriptor's place is taken by what
-    `encode` made of it."""
+    launch: Callable[[tuple[int, int, int], tuple[Any, ...]], None]
+    """Launch a grid on the current stream of the kernel's device. A descriptor's place
+    among the arguments is taken by what `encode` made of it. No hook hears of it."""
     encode: Callable[[int, Any], tuple[Any, ...]]
     """The driver's arguments for a descriptor, given its number among descriptors."""
-    stream: Callable[[int], int]
-    """The current stream of a device."""
-    device: int
-    """Where the kernel is loaded."""
 
 
 def driver_run(compiled: Any, num_descriptors: int) -> DriverRun | None:
     """Take the launcher of a compiled kernel apart, which encodes descriptors each call.
 
     Returns:
-        None where the launcher is not made as 3.6's and 3.9's are: then Triton's own
-        way, `compiled[grid]`, is the only one.
+        None where the launcher is not made as 3.6's and 3.9's are, or has more to do at
+        a launch: then Triton's own way, `compiled[grid]`, is the only one.
     """
     from triton.backends.nvidia import driver  # noqa: PLC0415 - where there is a GPU
 
@@ -90,18 +88,19 @@ def driver_run(compiled: Any, num_descriptors: int) -> DriverRun | None:
     kind = driver.CudaLauncher
     if type(launcher) is not kind or _parameters(kind.__call__) not in _LAUNCHES:
         return None
-    active = triton.runtime.driver.active
-    where = active.get_current_stream, active.get_current_device()
-    if num_descriptors == 0:
-        return DriverRun(launcher, _no_descriptor, *where)
-    parts = _descriptor_parts(launcher.launch, driver.make_tensordesc_arg)
-    forms = getattr(compiled.metadata, "tensordesc_meta", None) or ()
-    if parts is None or len(forms) != num_descriptors or None in forms:
-        return None
-    launch, make = parts
-    bare = copy.copy(launcher)
-    bare.launch = launch
-    return DriverRun(bare, lambda index, box: tuple(make(box, forms[index])), *where)
+    launch, encode = launcher.launch, _no_descriptor
+    if num_descriptors:
+        parts = _descriptor_parts(launch, driver.make_tensordesc_arg)
+        forms = getattr(compiled.metadata, "tensordesc_meta", None) or ()
+        if parts is None or len(forms) != num_descriptors or None in forms:
+            return None
+        launch, make = parts
+
+        def encode(index: int, box: Any) -> tuple[Any, ...]:
+            return tuple(make(box, forms[index]))
+
+    bound = _bind(launcher, compiled, launch)
+    return None if bound is None else DriverRun(bound, encode)
 
 
 def _descriptor_parts(
@@ -119,6 +118,37 @@ def _descriptor_parts(
     return launch, make
 
 
+def _bind(
+    launcher: Any, compiled: Any, launch: Callable[..., None]
+) -> Callable[[tuple[int, int, int], tuple[Any, ...]], None] | None:
+    """Bind what a launcher passes besides grid, stream and arguments: it shows that."""
+    if launcher.global_scratch_size or launcher.profile_scratch_size:
+        return None
+    if getattr(launcher, "gsan_enabled", False):
+        return None
+    shown: list[tuple[Any, ...]] = []
+    showing = copy.copy(launcher)
+    showing.launch = lambda *given: shown.append(given)
+    stream, argument = object(), object()
+    kernel = compiled.function, compiled.packed_metadata
+    showing(1, 1, 1, stream, *kernel, None, None, None, argument)
+    ((*leading, last),) = shown
+    is_one = last == (argument,)
+    if leading[:4] != [1, 1, 1, stream] or not (is_one or last is argument):
+        return None
+    rest = tuple(leading[4:])
+    active = triton.runtime.driver.active
+    stream_of, device = active.get_current_stream, active.get_current_device()
+
+    def launch_spread(grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
+        launch(*grid, stream_of(device), *rest, *arguments)
+
+    def launch_one(grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
+        launch(*grid, stream_of(device), *rest, arguments)
+
+    return launch_one if is_one else launch_spread
+
+
 def _parameters(function: Any) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
 
@@ -129,8 +159,7 @@ def _no_descriptor(index: int, box: Any) -> tuple[Any, ...]:
 
 def hooks_are_set() -> bool:
     """Whether a profiler wants to hear of launches: Triton's own way tells it."""
-    runtime = triton.knobs.runtime
-    for hook in (runtime.launch_enter_hook, runtime.launch_exit_hook):
-        if hook is not None and getattr(hook, "calls", True):
-            return True
-    return False
+    runtime = knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    # A chain of none is no hook; what is no chain is one, unless it is None.
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))

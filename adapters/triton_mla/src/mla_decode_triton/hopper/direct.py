@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _ALIGNMENT = 16
 """What the addresses of a held variant are multiples of."""
-_NO_HOOKS = None, None, None
-"""A launch's metadata and its two hooks: `hooks_are_set` said that none is."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -81,17 +79,7 @@ class Variant:
                 if box.encoded is None:
                     box.encoded = direct.encode(index, box)
                 encoded += box.encoded
-            direct.run(
-                *grid,
-                direct.stream(direct.device),
-                compiled.function,
-                compiled.packed_metadata,
-                *_NO_HOOKS,
-                *encoded,
-                *addresses,
-                *numbers,
-                *self._values,
-            )
+            direct.launch(grid, (*encoded, *addresses, *numbers, *self._values))
 
     def _launch_by_front_door(
         self,
