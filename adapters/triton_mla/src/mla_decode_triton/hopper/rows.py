@@ -14,6 +14,18 @@ from mla_decode_triton.hopper.walk import HALF, LATENT, TILE
 LN2 = gl.constexpr(0.6931471805599453)
 LOWEST = gl.constexpr(-3.0e38)
 NO_TOKEN = gl.constexpr(2147483647)
+OCTETS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], [0, 32], [0, 64], [0, 128]],
+        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 256],
+    )
+)
+"""64 rows by 256 columns, each warp's rows as an accumulator's: eight columns a thread,
+which are stored at once, and 64 bytes of a row by four threads, which are whole sectors.
+"""
 
 
 @aggregate
@@ -141,15 +153,35 @@ def store_half(
     LAYOUT: gl.constexpr,
 ):
     """Store 256 columns of an item, from a given one on."""
+    values = acc * gl.expand_dims(factor, 1 - ROW_AXIS)
+    if is_split:
+        _store(
+            outputs.partial_out, values, part, slot_base, COLUMN, ROWS, ROW_AXIS, LAYOUT
+        )
+    else:
+        rounded = values.to(outputs.out.dtype.element_ty)
+        if ROW_AXIS == 0:
+            octets = gl.convert_layout(rounded, OCTETS)
+            _store(outputs.out, octets, part, base, COLUMN, ROWS, ROW_AXIS, OCTETS)
+        else:
+            _store(outputs.out, rounded, part, base, COLUMN, ROWS, ROW_AXIS, LAYOUT)
+
+
+@gluon.jit
+def _store(
+    pointer,
+    values,
+    part,
+    base,
+    COLUMN: gl.constexpr,
+    ROWS: gl.constexpr,
+    ROW_AXIS: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
+    """Store what is in a layout at the rows from a first one on, those that exist."""
     rows = part.row0 + gl.arange(0, ROWS, layout=gl.SliceLayout(1 - ROW_AXIS, LAYOUT))
     columns = COLUMN + gl.arange(0, HALF, layout=gl.SliceLayout(ROW_AXIS, LAYOUT))
     columns = gl.expand_dims(columns, ROW_AXIS)
+    offsets = gl.expand_dims(base + rows, 1 - ROW_AXIS) * LATENT + columns
     inside = gl.expand_dims(rows < part.num_rows, 1 - ROW_AXIS)
-    values = acc * gl.expand_dims(factor, 1 - ROW_AXIS)
-    if is_split:
-        offsets = gl.expand_dims(slot_base + rows, 1 - ROW_AXIS) * LATENT + columns
-        gl.store(outputs.partial_out + offsets, values, mask=inside)
-    else:
-        offsets = gl.expand_dims(base + rows, 1 - ROW_AXIS) * LATENT + columns
-        rounded = values.to(outputs.out.dtype.element_ty)
-        gl.store(outputs.out + offsets, rounded, mask=inside)
+    gl.store(pointer + offsets, values, mask=inside)
