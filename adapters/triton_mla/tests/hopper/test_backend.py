@@ -135,7 +135,7 @@ def test_refuses_a_triton_without_its_gluon(monkeypatch, version, refused):
 def test_the_workspace_is_as_large_as_the_cost_says(query_lens):
     pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
     from mla_decode_triton.hopper.backend import workspace_size
-    from mla_decode_triton.hopper.launch import Workspace
+    from mla_decode_triton.hopper.workspace import Workspace
 
     problem = problem_of(query_lens=frozenset(query_lens))
     held = Workspace.allocate(workspace_size(problem, SM_90), torch.device("cpu"))

@@ -23,7 +23,8 @@ from mla_decode_triton.hopper.backend import (
 from mla_decode_triton.hopper.boxes import box_queries
 from mla_decode_triton.hopper.capability import hopper_refusals
 from mla_decode_triton.hopper.grid import MERGE_SHAPES, count_multiprocessors
-from mla_decode_triton.hopper.launch import HopperStep, Workspace
+from mla_decode_triton.hopper.launch import HopperStep
+from mla_decode_triton.hopper.workspace import Workspace
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -98,8 +99,9 @@ class HopperMetadataBuilder(MLADecodeMetadataBuilder):
             )
             for query_len in problem.query_lens
         }
-        self.is_only_device = torch.cuda.device_count() < 2
-        if self.device.type == "cuda":
+        has_gpu = self.device.type == "cuda"
+        self.has_only_gpu = has_gpu and torch.cuda.device_count() < 2
+        if has_gpu:
             with torch.cuda.device(self.device):
                 self._compile()
 
@@ -171,9 +173,11 @@ def on_device(builder: HopperMetadataBuilder) -> AbstractContextManager[object]:
     Raises:
         ArgumentError: It has none.
     """
+    if builder.has_only_gpu:
+        return _HERE
     if builder.device.type != "cuda":
         raise uninterpretable(builder.device_info)
-    if builder.is_only_device or torch.cuda.current_device() == builder.device.index:
+    if torch.cuda.current_device() == builder.device.index:
         return _HERE
     return torch.cuda.device(builder.device)
 

@@ -1,4 +1,4 @@
-"""The host side of the Hopper kernel: buffers of one builder, and a step's launches.
+"""The host side of the Hopper kernel: the launches of a step, and what they choose by.
 
 A step is `build` (one launch: the work
 table) and, for each layer, `forward` (two launches: the kernel and the merge). All grids
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from mla_decode.errors import ArgumentError
-from mla_decode.problem import LATENT_WIDTH
 from mla_decode_triton.hopper.asym import asym_kernel
 from mla_decode_triton.hopper.asym_fp8 import asym_fp8_kernel
 from mla_decode_triton.hopper.boxes import HeldBoxes, box_queries, page_stride
@@ -31,6 +30,7 @@ from mla_decode_triton.hopper.merge import merge_kernel
 from mla_decode_triton.hopper.schedule import plan_kernel
 from mla_decode_triton.hopper.swap import swap_kernel
 from mla_decode_triton.hopper.swap_fp8 import swap_fp8_kernel
+from mla_decode_triton.hopper.workspace import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -61,35 +61,6 @@ class Tuning:
     """Programs of the merge, at most: what fits beside each other."""
     prefetch: int = 3
     """Tiles that more than 32 rows ask of an fp8 cache ahead of time. An estimate."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Workspace:
-    """The buffers that steps write beside their outputs; their addresses never change."""
-
-    schedule: Tensor
-    """int32, the work table: see `schedule.plan_kernel`."""
-    scratch: Tensor
-    """int32."""
-    partial_out: Tensor
-    """float32 [rows, 512]."""
-    partial_lse: Tensor
-    """float32 [rows]."""
-
-    @classmethod
-    def allocate(cls, size: WorkspaceSize, device: torch.device) -> Workspace:
-        """Allocate all of it."""
-
-        def make(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        rows = size.partial_rows
-        return cls(
-            schedule=make(size.schedule_entries, dtype=torch.int32),
-            scratch=make(size.scratch_entries, dtype=torch.int32),
-            partial_out=make(rows, LATENT_WIDTH, dtype=torch.float32),
-            partial_lse=make(rows, dtype=torch.float32),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
