@@ -57,8 +57,9 @@ PASSED_OVER = [
     ({"max_splits": 4}, "feature"),
     ({"batch_invariant": True}, "determinism"),
     ({"kv_page_stride": 64 * 576 + 4}, "feature"),
+    ({"kv_dtype": "fp8"}, "kv_dtype"),
 ]
-"""What the portable kernel serves alone."""
+"""What the portable kernel serves under `auto`: alone, or faster."""
 
 
 def test_a_card_takes_the_hopper_kernel():
@@ -130,7 +131,7 @@ def test_an_assumed_card_is_interpreted_and_told_what_a_real_one_takes():
 
 def test_the_evidence_of_a_card_tells_the_kernels_apart():
     assert auto.evidence(CARD).startswith("hardware; the Hopper kernel")
-    assert "never timed" in auto.evidence(CARD)
+    assert "timed 2026-11-30" in auto.evidence(CARD)
 
 
 def test_refuses_what_neither_serves_with_the_portable_kernels_reasons():

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mla_decode.problem import DecodeProblem
     from mla_decode.refusal import Refusal
 
-EVIDENCE = "never timed"
+EVIDENCE = "timed 2026-11-30, the contract kit over an earlier build"
 """What is to be known of the kernel beside where it ran."""
 KERNELS = {
     "many": ("asym_kernel", "merge_kernel"),
