@@ -1,5 +1,7 @@
 """What can be served is known before anything is called, field by field."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from fault_steps import (
@@ -30,9 +32,11 @@ from mla_decode_contract.mutants import MUTANTS
 from mla_decode_contract.outcome import FailureKind, Outcome
 from mla_decode_contract.runner import run_case
 from mla_decode_contract.target import Target
+from mla_decode_cuda_flashmla.limits import H200_SMS
 from mla_decode_cuda_flashmla.simulator import (
     ProcessExit,
     launches,
+    ops,
     raising_exits,
 )
 from mla_decode_rocm_aiter.probe import ProbeShape, probe_shapes
@@ -165,6 +169,73 @@ def test_consumer_blackwell_is_known_before_it_warms_up():
     for found in answers:
         row = discover()["triton_mla"].backend.capability.row("sm_120")
         assert (found.selection is None) == (row is None)
+
+
+FIRST = SimpleNamespace(name="L40S", major=8, minor=9, multi_processor_count=142)
+SECOND = SimpleNamespace(name="H100", major=9, minor=0, multi_processor_count=114)
+
+
+@pytest.mark.fault("CAPS-07")
+def test_what_is_asked_of_the_second_card_is_answered_by_it(monkeypatch):
+    cards = {0: FIRST, 61: SECOND}  # no other test's index: counts are held
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 62)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", cards.get)
+    first, second = detect_device("cuda:0"), detect_device("cuda:61")
+    assert (first.arch, second.arch, second.index) == ("sm_89", "sm_90", 61)
+    flashmla = discover()["cuda_flashmla"].backend
+    rows = problem_of(128, 60)  # 120 tiles of 64 rows, 114 multiprocessors
+    assert "arch" in {str(r.code) for r in flashmla.refusals(rows, first)}
+    on_second = flashmla.refusals(rows, second)
+    assert "arch" not in {str(reason.code) for reason in on_second}
+    assert any("Q*H <= 7296" in reason.allowed for reason in on_second)  # 64 * 114
+    assert flashmla.cost(problem_of(), second) != flashmla.cost(problem_of(), HOPPER)
+
+
+class CurrentCard:
+    """`torch.cuda.device` of two cards, on which a simulated FlashMLA counts its units.
+
+    The tensors' card, a CPU's here, is number -1; number 0 is current at first.
+    """
+
+    number = 0
+    units = {0: 78, -1: H200_SMS}  # noqa: RUF012 - never written
+
+    def __init__(self, device):
+        self.to, self.back = -1 if device.index is None else device.index, None
+
+    def __enter__(self):
+        self.back, CurrentCard.number = CurrentCard.number, self.to
+        launches.H200_SMS = CurrentCard.units[self.to]
+
+    def __exit__(self, *_):
+        CurrentCard.number = self.back
+        launches.H200_SMS = CurrentCard.units[self.back]
+
+
+@pytest.mark.fault("CAPS-07")
+@pytest.mark.parametrize("release", ["2026.4", "2025.4"])
+def test_a_library_that_asks_the_current_card_is_asked_on_the_tensors_own(
+    release, monkeypatch
+):
+    device = DeviceInfo.assume("sm_90", libraries={"flash-mla": release})
+    decoder = decoder_of(problem_of(), ("cuda_flashmla", device))
+    decoder.builder.guards_device = True
+    planned, plan = [], ops.plan
+    monkeypatch.setattr(launches, "H200_SMS", CurrentCard.units[0])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: CurrentCard.number)
+    monkeypatch.setattr(torch.cuda, "device", CurrentCard)
+    monkeypatch.setattr(
+        ops, "plan", lambda lens, *rest: (planned.append(rest[0]), plan(lens, *rest))[1]
+    )
+    step = Step(decoder.problem, device, [100, 9])
+    for _ in range(2):  # two steps, each of two layers
+        metadata = decoder.plan(step.common)
+        for _ in range(2):
+            step.check(step.run(decoder, metadata))
+            assert CurrentCard.number == 0
+    assert planned == [H200_SMS, H200_SMS]
 
 
 @pytest.mark.fault("CAPS-07")

@@ -40,6 +40,11 @@ def test_a_level_on_a_gpu_is_claimed_where_a_test_of_it_exists(faults, met):
         assert bool(on_cpu) <= any(not t.is_cuda for t in tests), key
 
 
+def test_no_entry_rests_on_a_gpu_alone(faults):
+    alone = {key for key, fault in faults.items() if set(fault.where) == {"cuda"}}
+    assert alone == set()
+
+
 def test_the_page_names_every_entry_with_its_test(catalogue, faults):
     page = catalogue.tables()
     for key in faults:
