@@ -57,7 +57,7 @@ def test_the_grid_names_every_tile_once_a_mode(arch):
     ("change", "fault"),
     [
         ({"shared_bytes": 65537}, "shared 65537 > 65536 bytes"),
-        ({"spilled_bytes": 97}, "spills 97 bytes a thread"),
+        ({"spilled_bytes": 1}, "spills 1 bytes a thread"),
         ({"matrix_instructions": 0}, "none of v_mfma"),
     ],
 )
@@ -65,6 +65,16 @@ def test_says_what_does_not_fit(change, fault):
     footprint = dataclasses.replace(FITTING, **change)
     assert footprint.faults(ARCH_TILES["gfx942"], needs_matrix=True) == [fault]
     assert FITTING.faults(ARCH_TILES["gfx942"], needs_matrix=True) == []
+
+
+def test_only_sm_90_may_spill_and_that_to_a_limit():
+    spilling = [arch for arch, tiles in ARCH_TILES.items() if tiles.spill_bytes]
+    assert spilling == ["sm_90"]
+    tiles = ARCH_TILES["sm_90"]
+    most = dataclasses.replace(FITTING, spilled_bytes=tiles.spill_bytes)
+    more = dataclasses.replace(FITTING, spilled_bytes=tiles.spill_bytes + 1)
+    assert most.faults(tiles, needs_matrix=True) == []
+    assert more.faults(tiles, needs_matrix=True) == ["spills 97 bytes a thread"]
 
 
 def test_exits_1_where_a_kernel_does_not_fit(monkeypatch, capsys):

@@ -14,10 +14,6 @@ if TYPE_CHECKING:
 
     from mla_decode_triton.tiles import ArchTiles
 
-SPILL_LIMIT_BYTES = 96
-"""What Triton 3.9 spills (88) of the 64-row tile where pages are shorter than it, and 3.6
-(32 to 80) of sm_90's 16-row tile over an fp8 cache, which is the fastest all the same."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
@@ -36,7 +32,7 @@ class Footprint:
         faults = []
         if self.shared_bytes > arch.shared_bytes:
             faults.append(f"shared {self.shared_bytes} > {arch.shared_bytes} bytes")
-        if self.spilled_bytes > SPILL_LIMIT_BYTES:
+        if self.spilled_bytes > arch.spill_bytes:
             faults.append(f"spills {self.spilled_bytes} bytes a thread")
         if needs_matrix and not self.matrix_instructions:
             faults.append(f"none of {', '.join(arch.matrix_instructions)}")

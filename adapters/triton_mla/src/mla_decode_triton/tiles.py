@@ -50,6 +50,8 @@ class ArchTiles:
     """One of these stands in the listing of a compiled decode kernel."""
     widens_fp8_in_ptx: bool = False
     """Whether fp8 is widened by our own instructions and not by Triton's."""
+    spill_bytes: int = 0
+    """What a thread may spill: none, but where such a tile was timed as the fastest."""
 
     def tile(self, num_rows: int, kv_dtype: str) -> Tile:
         """The smallest tile that holds the rows, or the largest there is."""
@@ -71,11 +73,17 @@ _HOPPER_NARROW_FP8 = Tile(
     rows=16, tokens=64, num_warps=4, stages=3, paired=True, residents=2
 )
 """Under Triton 3.6 it takes every register that a thread may have and spills 32 to 80
-bytes, within the limit that every kernel is held to; under 3.9 none. Of nine tiles timed
-on an H200 it is the fastest all the same: 0.75 of the bf16 walk, 0.88 of `_NARROW_FP8`.
+bytes, within what sm_90 is allowed; under 3.9 none. Of nine tiles timed on an H200 it is
+the fastest all the same: 0.75 of the bf16 walk, 0.88 of `_NARROW_FP8`.
 """
+_HOPPER_SPILL_BYTES = 96
+"""What Triton 3.9 spills (88) of `_WIDE` where pages are shorter than it, and 3.6 (32 to
+80) of `_HOPPER_NARROW_FP8`; both were timed on an H200, under 3.6."""
 _MIDDLE = Tile(rows=32, tokens=32, num_warps=8, stages=2)
 _WIDE = Tile(rows=64, tokens=64, num_warps=8, stages=2, detached=True)
+_BLACKWELL_WIDE = Tile(rows=64, tokens=32, num_warps=8, stages=3, detached=True)
+"""The largest that spills nothing under Triton 3.9, and never timed: `_WIDE` spills 16
+bytes there. A third stage keeps as many bytes on their way."""
 _WIDE_FP8 = Tile(rows=64, tokens=64, num_warps=8, stages=3, detached=True)
 _MIDDLE_DETACHED = Tile(rows=32, tokens=32, num_warps=8, stages=2, detached=True)
 _CDNA_NARROW = Tile(rows=16, tokens=32, num_warps=4, stages=1)
@@ -97,7 +105,7 @@ def _ampere(arch: str, *, shared_kib: int, num_units: int) -> ArchTiles:
 def _blackwell(arch: str, *, num_units: int) -> ArchTiles:
     return ArchTiles(
         arch=arch,
-        tiles=(_NARROW, _WIDE),
+        tiles=(_NARROW, _BLACKWELL_WIDE),
         fp8_tiles=(_NARROW_FP8, _MIDDLE_DETACHED),
         shared_bytes=227 * 1024,
         warp_size=32,
@@ -134,6 +142,7 @@ ARCH_TILES = MappingProxyType(
                 num_units=132,
                 matrix_instructions=("wgmma.mma_async", "mma.sync"),
                 widens_fp8_in_ptx=True,
+                spill_bytes=_HOPPER_SPILL_BYTES,
             ),
             _blackwell("sm_100", num_units=148),
             _blackwell("sm_103", num_units=160),
