@@ -2,13 +2,14 @@
 
 import importlib.util
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 import triton
 
-from mla_decode_cuda_flashmla import backend, finish_kernel
+from mla_decode_cuda_flashmla import backend, finish_kernel, finishing
 from mla_decode_cuda_flashmla.finishing import (
     BLOCK_ROWS,
     Finisher,
@@ -160,9 +161,39 @@ def test_an_assumed_device_has_none_and_says_so(kit):
 def test_a_triton_that_is_too_old_is_not_used(kit, monkeypatch):
     card = replace(kit.assumed(), assumed=False)
     monkeypatch.setattr(triton, "__version__", "3.5.1")
-    assert Finisher.of(kit.problem(needs_lse=True), card) is None
+    found, reason = Finisher.of(kit.problem(needs_lse=True), card)
+    assert found is None
+    assert reason == "no finishing kernel: triton 3.5.1 is too old"
+
+
+def test_a_kernel_that_cannot_be_compiled_is_a_downgrade(kit, monkeypatch):
+    problem = kit.problem(needs_lse=True)
+
+    def fail(_out, _copies):
+        raise RuntimeError("Failed to find C compiler.")
+
+    monkeypatch.setattr(finishing, "_compile", fail)
+    monkeypatch.setattr(torch.cuda, "device", lambda _index: nullcontext())
+    found, reason = Finisher.of(problem, replace(kit.assumed(), assumed=False))
+    assert found is None
+    step = kit.step(problem, [70])
+    builder = backend.builder_cls(problem, kit.assumed())
+    builder.no_finisher = reason
+    (downgrade,) = builder.build(step.common).facts().downgrades
+    assert downgrade.endswith("RuntimeError: Failed to find C compiler.")
+
+
+def test_the_devices_own_trouble_is_no_downgrade(kit, monkeypatch):
+    def fail(_out, _copies):
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(finishing, "_compile", fail)
+    monkeypatch.setattr(torch.cuda, "device", lambda _index: nullcontext())
+    card = replace(kit.assumed(), assumed=False)
+    with pytest.raises(torch.OutOfMemoryError):
+        Finisher.of(kit.problem(needs_lse=True), card)
 
 
 def test_nothing_is_compiled_where_no_lse_is_asked_for(kit):
     card = replace(kit.assumed(), assumed=False)
-    assert Finisher.of(kit.problem(needs_lse=False), card) is None
+    assert Finisher.of(kit.problem(needs_lse=False), card) == (None, "")

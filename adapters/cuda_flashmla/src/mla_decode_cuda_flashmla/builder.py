@@ -70,6 +70,7 @@ class FlashMLAMetadata(DecodeMetadata):
             path=path,
             num_q_heads=problem.num_q_heads,
             query_len=self.query_len,
+            downgrades=(builder.no_finisher,) if builder.no_finisher else (),
             max_splits=num_sm_parts(self.num_rows, count_sms(builder.device_info)),
         )
 
@@ -116,7 +117,7 @@ class FlashMLAMetadataBuilder(MLADecodeMetadataBuilder):
         self._no_pages = self._zeros(torch.int32, problem.max_num_reqs, 1)
         self.min_scale = self.kernel.min_scale
         self.needs_lse = problem.needs_lse
-        self.finisher = Finisher.of(problem, self.device_info)
+        self.finisher, self.no_finisher = Finisher.of(problem, self.device_info)
         self.checked_caches = CheckedCaches()
         self.q_dtype = torch_dtype(problem.q_dtype, self.device_info)
         self.device_number = -1 if self.device.index is None else self.device.index

@@ -9,10 +9,11 @@ torch's own operators where there is none.
 from __future__ import annotations
 
 import math
-import subprocess
+from subprocess import CalledProcessError
 from typing import TYPE_CHECKING, Any
 
 import torch
+from packaging.version import Version
 
 from mla_decode.dtypes import torch_dtype
 from mla_decode_cuda_flashmla.limits import ALIGNMENT_BYTES
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from mla_decode.problem import DecodeProblem
 
 _NAN, _INF = math.nan, math.inf
-_OLDEST_TRITON = (3, 6)
+_OLDEST_TRITON = Version("3.6")
 BLOCK_ROWS = {False: 512, True: 8}
 """Rows of a program, by whether it copies 512 columns of each."""
 
@@ -41,24 +42,33 @@ class Finisher:
         self._launches: dict[tuple[bool, int], Any] = {}
 
     @classmethod
-    def of(cls, problem: DecodeProblem, device: DeviceInfo) -> Finisher | None:
-        """Compile for a problem; None where torch's operators do it.
+    def of(
+        cls, problem: DecodeProblem, device: DeviceInfo
+    ) -> tuple[Finisher | None, str]:
+        """Compile for a problem; None and the reason where torch's operators do it.
 
-        Those do it on an assumed device, where no LSE is asked for, and where Triton
-        is absent, old or lacks the C compiler that it builds its launches with.
+        Those do it on an assumed device and where no LSE is asked for, which needs no
+        reason, and where Triton is absent, old, or cannot compile here: it needs a C
+        compiler to build its launches with.
         """
         if device.assumed or not problem.needs_lse:
-            return None
+            return None, ""
         try:
             import triton  # noqa: PLC0415 - optional, and not needed without LSE
-
-            if tuple(map(int, triton.__version__.split(".")[:2])) < _OLDEST_TRITON:
-                return None
-            out = torch_dtype(problem.out_dtype, device)
+            from triton.errors import TritonError  # noqa: PLC0415 - as above
+        except ImportError as error:
+            return None, f"no finishing kernel: {error}"
+        if Version(triton.__version__) < _OLDEST_TRITON:
+            return None, f"no finishing kernel: triton {triton.__version__} is too old"
+        out = torch_dtype(problem.out_dtype, device)
+        try:
             with torch.cuda.device(device.index):
-                return cls({copies: _compile(out, copies) for copies in BLOCK_ROWS})
-        except (ImportError, OSError, RuntimeError, subprocess.CalledProcessError):
-            return None
+                kernels = {copies: _compile(out, copies) for copies in BLOCK_ROWS}
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise  # the device's own trouble, which torch's operators would meet too
+        except (OSError, RuntimeError, TritonError, CalledProcessError) as error:
+            return None, f"no finishing kernel: {type(error).__name__}: {error}"
+        return cls(kernels), ""
 
     def takes(self, found: Tensor, found_lse: Tensor, out: Tensor | None) -> bool:
         """Whether the kernel is valid for the library's answers and the caller's out."""

@@ -18,7 +18,8 @@ BACKENDS: dict[str, type[TritonMLABackend]] = {
     "auto": AutoTritonBackend,
 }
 DEFAULT_KERNEL = "portable"
-"""Where nothing is said, on Hopper too: the other one has never been timed."""
+"""Where nothing is said, on Hopper too: the contract kit has not passed over the other
+kernel on a card since that was last changed."""
 
 
 def chosen_backend(kernel: str | None = None) -> TritonMLABackend:

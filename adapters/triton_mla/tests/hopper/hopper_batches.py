@@ -33,7 +33,7 @@ def make_batch(lens, query_len, num_heads, page, dtype, *, seed=0, gap=0):
     return q, cache, table
 
 
-def oracle(q, cache, table, lens, query_len, num_heads, *, causal):
+def oracle(q, cache, table, lens, query_len, num_heads, *, causal, scale=SCALE):
     """float64, one request at a time."""
     out = torch.zeros(*q.shape[:2], 512, dtype=torch.float64)
     lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float64)
@@ -44,7 +44,7 @@ def oracle(q, cache, table, lens, query_len, num_heads, *, causal):
             continue
         pages = table[req, : math.ceil(length / page)].long()
         keys = cache[pages].reshape(-1, 576)[:length].double()
-        scores = q[req].double() @ keys.T * SCALE
+        scores = q[req].double() @ keys.T * scale
         if causal:
             visible = length - query_len + token + 1
             hidden = torch.arange(length)[None] >= visible[:, None]

@@ -24,6 +24,7 @@ class Case:
     num_heads: int
     causal: bool
     num_parts: int
+    scale: float
     schedule: torch.Tensor
     expected: tuple[torch.Tensor, torch.Tensor]
 
@@ -49,6 +50,7 @@ def make_case(
     fp8=False,
     seed=0,
     gap=0,
+    scale=SCALE,
 ):
     """Draw a batch and plan it."""
     q, cache, table = make_batch(
@@ -68,8 +70,11 @@ def make_case(
         num_heads=num_heads,
         causal=causal,
         num_parts=num_parts,
+        scale=scale,
         schedule=_plan(plan_kernel, seq_lens, num_parts),
-        expected=oracle(q, truth, table, lens, query_len, num_heads, causal=causal),
+        expected=oracle(
+            q, truth, table, lens, query_len, num_heads, causal=causal, scale=scale
+        ),
     )
 
 
@@ -133,7 +138,7 @@ def simulate(case, variant, *, merge=None, seed=0, trees=None):
         lse=Pointer(lse),
         partial_out=Pointer(partial_out),
         partial_lse=Pointer(partial_lse),
-        scale_log2=SCALE * math.log2(math.e),
+        scale_log2=case.scale * math.log2(math.e),
         num_heads=case.num_heads,
         query_len=case.query_len,
         table_stride=case.table.stride(0),

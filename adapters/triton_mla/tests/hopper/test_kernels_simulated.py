@@ -74,6 +74,29 @@ def test_agrees_with_float64_on_the_whole_grid(
     check(simulate(case, variant, seed=num_parts), case.expected)
 
 
+@pytest.mark.parametrize(
+    ("variant", "num_heads"),
+    [("swap", 2), ("asym", 8), ("swap_fp8", 2), ("asym_fp8", 8)],
+)
+def test_a_piece_that_most_rows_do_not_see_is_empty_under_any_scale(
+    plan_kernel, variant, num_heads
+):
+    case = make_case(
+        plan_kernel,
+        [577],
+        query_len=8,
+        num_heads=num_heads,
+        page=64,
+        causal=True,
+        num_parts=10,
+        fp8="fp8" in variant,
+        scale=1.0,
+    )
+    parts = case.schedule[8 + 4 * 9 : 8 + 4 * 9 + 2]
+    assert parts.tolist() == [0, 9]  # the last part begins at the last token alone
+    check(simulate(case, variant), case.expected)
+
+
 @pytest.mark.parametrize(("num_heads", "columns"), [(16, 512), (3, 128)])
 def test_pages_may_lie_apart_and_pieces_are_merged(
     plan_kernel, merge_kernel, num_heads, columns

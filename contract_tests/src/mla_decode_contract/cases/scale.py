@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mla_decode.dtypes import torch_dtype
+from mla_decode.mask import Mask
 from mla_decode_contract.call import check, decode, forward
-from mla_decode_contract.cases.common import fp8_problem, serve
+from mla_decode_contract.cases.common import (
+    block_problem,
+    fp8_problem,
+    longer_block,
+    serve,
+)
 from mla_decode_contract.demand import demand_error
 from mla_decode_contract.registry import implements
 from mla_decode_contract.scene import draw_scene
@@ -60,11 +66,21 @@ def invalid_refused(ctx: CaseContext) -> None:
 
 @implements("scale.is_applied")
 def is_applied(ctx: CaseContext) -> None:
-    """Scales unlike any that the shapes suggest."""
+    """Scales unlike any that the shapes suggest, a large one where keys are hidden.
+
+    A block over one key more than whole tiles: a piece of its own, if keys are split, that
+    all rows but the last token's see nothing of. A peak that starts too low overflows there.
+    """
     problem = ctx.problem()
     for value in (0.011, 0.21):
         scene = draw_scene(ctx, problem, [40, 90], softmax_scale=value)
         check(scene, decode(scene), label=f"scale {value} ")
+    query_len = longer_block(ctx, causal=True, wanted=8)
+    if query_len in ctx.row.query_lens.get(Mask.CAUSAL, ()):
+        block = replace(block_problem(ctx, query_len, causal=True), max_model_len=640)
+        for length in (193, 577):
+            scene = draw_scene(ctx, block, [length], softmax_scale=1.0)
+            check(scene, decode(scene), label=f"scale 1.0, {length} keys ")
 
 
 @implements("scale.fp8_is_required")

@@ -32,7 +32,8 @@ class DcpMerger:
     Outputs and their LSE arrive together, in one collective. Messages live in buffers
     made at construction, so that a graph may record the step where the collective
     library allows it (NCCL does, gloo does not). Nothing but what is returned is
-    allocated in a merge.
+    allocated in a merge. One merger is for one step at a time: micro-batches that are
+    under way together, on streams of their own, need one each.
 
     Args:
         problem: The rank's problem; ``dcp`` names the group's size and this rank.

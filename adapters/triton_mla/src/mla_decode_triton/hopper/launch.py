@@ -1,9 +1,8 @@
 """The host side of the Hopper kernel: the launches of a step, and what they choose by.
 
-A step is `build` (one launch: the work
-table) and, for each layer, `forward` (two launches: the kernel and the merge). All grids
-depend on the shape of the batch alone, and all buffers keep their addresses, so both can
-be captured in a graph.
+A step is `build` (one launch: the work table) and, for each layer, `forward` (two
+launches: the kernel and the merge). All grids depend on the shape of the batch alone, and
+all buffers keep their addresses, so both can be captured in a graph.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from mla_decode_triton.hopper.compat import aggregate
 from mla_decode_triton.hopper.walk import HALF, LATENT, TILE
 
 LN2 = gl.constexpr(0.6931471805599453)
-LOWEST = gl.constexpr(-3.0e38)
+LOWEST = gl.constexpr(-1.0e30)
+"""A peak before any: far enough from the lowest float that a scale leaves it finite."""
 NO_TOKEN = gl.constexpr(2147483647)
 OCTETS = gl.constexpr(
     gl.DistributedLinearLayout(
