@@ -130,9 +130,7 @@ def test_a_direct_launch_gives_the_bits_of_the_front_door(
         patch.setattr(JITFunction, "run", None)  # the front door is shut
         found = _run(step, *inputs, **words)
         room = torch.empty(table.numel() + 1, dtype=torch.int32, device="cuda")[1:]
-        inputs[2] = room.view(table.shape).copy_(table)
-        with pytest.raises(TypeError, match="not callable"):
-            _run(step, *inputs, **words)
-    odd = _run(step, *inputs, **words)
+        inputs[2] = room.view(table.shape).copy_(table)  # at no multiple of 16
+        odd = _run(step, *inputs, **words)
     for outputs in (found, odd):
         assert all(map(torch.equal, outputs, expected))

@@ -31,7 +31,8 @@ from mla_decode_triton.hopper.walk import HALF, TILE, Part
         "num_pages",
         "num_reqs",
         "num_parts",
-    ]
+    ],
+    do_not_specialize_on_alignment=["table", "seq_lens", "lse"],
 )
 def asym_kernel(
     q_latent,

@@ -47,7 +47,8 @@ def _new_groups(dtype: gl.constexpr):
         "page_stride",
         "num_reqs",
         "num_parts",
-    ]
+    ],
+    do_not_specialize_on_alignment=["table", "seq_lens", "lse", "kv_scale"],
 )
 def asym_fp8_kernel(
     q_latent,

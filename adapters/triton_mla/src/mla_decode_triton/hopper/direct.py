@@ -4,7 +4,8 @@ Triton looks at every argument of every call to find the variant of a kernel tha
 use, which takes longer on the host than many steps do on the device. Here the variant of
 aligned tensors is held: a call looks at their addresses and hands them over, with the
 boxes as they were encoded for the driver at their first launch. What is not aligned takes
-Triton's way, which compiles a variant for it.
+Triton's way, which compiles a variant for it; but a kernel makes no demand of what is
+read or written a number at a time, as tables and lengths are.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Variant:
     """Triton's, for aligned tensors; None until they have been launched once."""
     _values: tuple[Any, ...] = field(init=False, default=())
     """Of the constants, in the kernel's order: a direct launch passes them over."""
+    _demanding: tuple[int, ...] | None = field(init=False, default=None)
+    """Which addresses the kernel wants aligned; None until there are some."""
     _driver_run: DriverRun | None = field(init=False, default=None)
     """The launch that takes encoded boxes; None where the release's is another one."""
 
@@ -62,9 +65,14 @@ class Variant:
             numbers: Integers that fit 32 bits and that the kernel does not specialise;
                 floats.
         """
+        demanding = self._demanding
+        if demanding is None:
+            demanding = self._demanding = self._find_demanding(
+                len(boxes), len(addresses)
+            )
         bits = 0
-        for address in addresses:
-            bits |= address
+        for index in demanding:
+            bits |= addresses[index]
         compiled, direct = self.compiled, self._driver_run
         if bits % _ALIGNMENT:
             self._launch_by_front_door(grid, boxes, tensors, numbers)
@@ -80,6 +88,15 @@ class Variant:
                     box.encoded = direct.encode(index, box)
                 encoded += box.encoded
             direct.launch(grid, (*encoded, *addresses, *numbers, *self._values))
+
+    def _find_demanding(self, num_boxes: int, num_addresses: int) -> tuple[int, ...]:
+        """Tensors that the compiler may know the alignment of: all, if it cannot tell."""
+        everything = tuple(range(num_addresses))
+        parameters = getattr(self.kernel, "params", None)
+        if parameters is None:  # interpreted: nothing is compiled
+            return everything
+        free = [p.do_not_specialize_on_alignment for p in parameters[num_boxes:]]
+        return tuple(index for index in everything if not free[index])
 
     def _launch_by_front_door(
         self,

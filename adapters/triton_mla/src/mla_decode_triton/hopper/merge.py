@@ -21,7 +21,7 @@ _LATENT = tl.constexpr(512)
 _HEADER = tl.constexpr(8)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["lse"])
 def merge_kernel(
     partial_out,
     partial_lse,

@@ -71,7 +71,10 @@ def _boundary(
     return request, tl.where(inside & (at_end == 0), tile, 0)
 
 
-@triton.jit(do_not_specialize=["num_reqs", "num_parts"])
+@triton.jit(
+    do_not_specialize=["num_reqs", "num_parts"],
+    do_not_specialize_on_alignment=["seq_lens"],
+)
 def plan_kernel(
     seq_lens,
     table,

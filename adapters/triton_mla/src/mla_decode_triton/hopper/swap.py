@@ -216,7 +216,8 @@ def consume(
         "num_pages",
         "num_reqs",
         "num_parts",
-    ]
+    ],
+    do_not_specialize_on_alignment=["table", "seq_lens", "lse"],
 )
 def swap_kernel(
     q_latent,

@@ -158,7 +158,8 @@ def _narrow_matrices(keys, dtype: gl.constexpr):
         "num_pages",
         "num_reqs",
         "num_parts",
-    ]
+    ],
+    do_not_specialize_on_alignment=["table", "seq_lens", "lse", "kv_scale"],
 )
 def swap_fp8_kernel(
     q_latent,
