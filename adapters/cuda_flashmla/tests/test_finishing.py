@@ -30,19 +30,23 @@ def interpreted():
 
 
 class ByAddress:
-    """A compiled kernel's launch, which finds the tensors behind the addresses."""
+    """A kernel's launches, which find the tensors behind the addresses."""
 
-    def __init__(self, kernel):
-        self.kernel, self.known, self.grids = kernel, {}, []
+    def __init__(self, kernel=None):
+        self.kernel, self.grids = kernel, []
+        self.known = {0: torch.empty(1, dtype=torch.bfloat16)}
 
-    def __getitem__(self, grid):
-        def launch(*arguments):
+    def directly(self, grid, constants):
+        def launch(stream, *addresses):
             self.grids.append(grid)
-            *addresses, num_rows, copies, block = arguments
             tensors = [self.known[address] for address in addresses]
-            self.kernel[grid](*tensors, num_rows, copies, block)
+            assert stream == 1
+            self.kernel[grid](*tensors, *constants)
 
         return launch
+
+    def finisher(self):
+        return Finisher(dict.fromkeys(BLOCK_ROWS, self))
 
 
 @pytest.mark.parametrize("copies", [False, True])
@@ -67,20 +71,24 @@ def test_turns_infinity_round_and_copies(interpreted, copies, rows):
 
 
 @pytest.mark.parametrize(
-    ("passes_out", "passes_lse", "names"),
+    ("query_len", "passes_out", "passes_lse", "names"),
     [
-        (False, False, ["view", "as_strided", "view"]),
-        (False, True, ["view", "view"]),
-        (True, False, ["view", "as_strided"]),
-        (True, True, ["view"]),
+        (2, False, False, ["view", "as_strided", "view"]),
+        (2, False, True, ["view", "view"]),
+        (2, True, False, ["view", "as_strided"]),
+        (2, True, True, ["view"]),
+        (1, False, False, ["view", "view", "view"]),
+        (1, True, True, ["view"]),
     ],
 )
 def test_a_later_layer_ends_in_one_kernel(
-    operators, kit, interpreted, passes_out, passes_lse, names
+    operators, kit, interpreted, query_len, passes_out, passes_lse, names
 ):
-    problem = kit.problem(query_lens={2}, needs_lse=True)
-    step = kit.step(problem, [70, 33, 0], 2)
+    problem = kit.problem(query_lens={query_len}, needs_lse=True)
+    step = kit.step(problem, [70, 33, 0], query_len)
+    kernel = ByAddress(interpreted)
     builder = backend.builder_cls(problem, kit.assumed())
+    builder.finisher = kernel.finisher()
     metadata = builder.build(step.common)
     first = backend.forward(step.q, step.kv, metadata, softmax_scale=kit.SCALE)
     rows = step.q.shape[0]
@@ -89,11 +97,9 @@ def test_a_later_layer_ends_in_one_kernel(
         given["out"] = torch.full((rows, 16, 512), math.nan, dtype=torch.bfloat16)
     if passes_lse:
         given["lse"] = torch.full((rows, 16), math.nan)
-    kernel = ByAddress(interpreted)
-    builder.finisher = Finisher(dict.fromkeys(BLOCK_ROWS, kernel))
     [(key, call)] = metadata.calls.items()
     raw = call(
-        q=step.q.view(3, 2, 16, 576),
+        q=step.q.view(3, query_len, 16, 576),
         k_cache=step.kv[:, :, None],
         softmax_scale=kit.SCALE,
     )
@@ -118,13 +124,34 @@ def test_a_later_layer_ends_in_one_kernel(
         assert getattr(answer, name) is tensor
 
 
+def test_an_answer_in_another_order_takes_torch_s_way_and_is_asked_again(kit):
+    problem = kit.problem(query_lens={2}, needs_lse=True)
+    step = kit.step(problem, [70, 0], 2)
+    builder = backend.builder_cls(problem, kit.assumed())
+    builder.finisher = ByAddress().finisher()
+    metadata = builder.build(step.common)
+    first = backend.forward(step.q, step.kv, metadata, softmax_scale=kit.SCALE)
+    [(key, call)] = metadata.calls.items()
+
+    def in_another_order(**words):
+        out, lse = call(**words)
+        return out, lse.contiguous()
+
+    metadata.calls[key] = in_another_order
+    for _ in range(2):
+        again = backend.forward(step.q, step.kv, metadata, softmax_scale=kit.SCALE)
+        assert torch.equal(again.out, first.out)
+        assert torch.equal(again.lse, first.lse)
+        assert not metadata.finish.takes_answers
+
+
 def test_an_out_at_an_odd_address_takes_torch_s_way(kit):
     problem = kit.problem(query_lens={1}, needs_lse=True)
     step = kit.step(problem, [70, 0])
     builder = backend.builder_cls(problem, kit.assumed())
+    builder.finisher = ByAddress().finisher()
     metadata = builder.build(step.common)
     first = backend.forward(step.q, step.kv, metadata, softmax_scale=kit.SCALE)
-    builder.finisher = Finisher({})
     odd = torch.empty(2 * 16 * 512 + 1, dtype=torch.bfloat16)[1:].view(2, 16, 512)
 
     again = backend.forward(step.q, step.kv, metadata, softmax_scale=kit.SCALE, out=odd)
@@ -154,7 +181,7 @@ def test_an_assumed_device_has_none_and_says_so(kit):
     builder = backend.builder_cls(problem, kit.assumed())
     assert builder.finisher is None
     assert "by torch's operators" in builder.build(step.common).facts().path
-    builder.finisher = Finisher({})
+    builder.finisher = ByAddress().finisher()
     assert "by one kernel of Triton's" in builder.build(step.common).facts().path
 
 

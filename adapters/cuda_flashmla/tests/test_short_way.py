@@ -1,6 +1,7 @@
 """The short way of known geometry: the same bits, and none of the checks lost."""
 
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from mla_decode import ArgumentError, StaleMetadataError
 from mla_decode import backend as core
 from mla_decode_cuda_flashmla import backend
 from mla_decode_cuda_flashmla.capture import EAGER
+from mla_decode_cuda_flashmla.finishing import BLOCK_ROWS, Finisher
 
 
 @pytest.fixture
@@ -184,3 +186,46 @@ def test_a_later_layer_asks_torch_for_views_and_one_kernel_an_output(
     assert operators(forward) == names
     [found] = found
     assert found.out.shape == first.out.shape
+
+
+class StillKernel:
+    """Launches that return at once."""
+
+    def directly(self, _grid, _constants):
+        return lambda *_: None
+
+
+@pytest.mark.parametrize(
+    ("needs_lse", "passes", "most"),
+    [(False, False, 17), (True, False, 20), (True, True, 26)],
+)
+def test_a_later_layer_calls_no_more_than_it_must(kit, needs_lse, passes, most):
+    """Functions entered, Python's and C's: each takes 50 to 500 ns on the host."""
+    problem = kit.problem(query_lens={2}, needs_lse=needs_lse)
+    step = kit.step(problem, [70, 33, 9], 2)
+    builder = backend.builder_cls(problem, kit.assumed())
+    if needs_lse:
+        builder.finisher = Finisher(dict.fromkeys(BLOCK_ROWS, StillKernel()))
+    metadata = builder.build(step.common)
+    given = outputs(step) if passes else {}
+    raw = (
+        torch.zeros(3, 2, 16, 512, dtype=torch.bfloat16),
+        torch.zeros(3, 2, 16).transpose(1, 2),
+    )
+    entered = []
+
+    def note(frame, event, function):
+        if event == "call":
+            entered.append(frame.f_code.co_name)
+        elif event == "c_call" and function is not sys.setprofile:
+            entered.append(function.__name__)
+
+    for count in range(3):
+        if count == 1:  # the first layer plans
+            metadata.calls[EAGER] = lambda **_: raw
+        previous = sys.getprofile()
+        if count == 2:  # the second looks at what the library answers
+            sys.setprofile(note)
+        backend.forward(step.q, step.kv, metadata, softmax_scale=kit.SCALE, **given)
+        sys.setprofile(previous)
+    assert len(entered) <= most

@@ -12,9 +12,13 @@ from mla_decode.builder import GraphSupport, MLADecodeMetadataBuilder
 from mla_decode.dtypes import torch_dtype
 from mla_decode.errors import BackendRefused
 from mla_decode.metadata import DecodeMetadata, StepFacts
-from mla_decode.problem import LATENT_WIDTH, ROW_WIDTH
+from mla_decode_cuda_flashmla.batches import BatchShape
 from mla_decode_cuda_flashmla.caches import CheckedCaches
-from mla_decode_cuda_flashmla.capture import current_capture, simulated_capture
+from mla_decode_cuda_flashmla.capture import (
+    current_capture,
+    simulated_capture,
+    stream_getter,
+)
 from mla_decode_cuda_flashmla.finishing import Finisher
 from mla_decode_cuda_flashmla.inspection import LibraryRefused
 from mla_decode_cuda_flashmla.library import library_for
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from mla_decode.builder import Validation
     from mla_decode.device import DeviceInfo
     from mla_decode.problem import DecodeProblem
+    from mla_decode_cuda_flashmla.finishing import Finish
     from mla_decode_cuda_flashmla.forms import BoundDecode, DenseDecode
 
 
@@ -43,14 +48,10 @@ class FlashMLAMetadata(DecodeMetadata):
     """int32 [num_reqs]: seq_lens, at least 1 where the kernel cannot serve 0."""
     empty: Tensor | None
     """bool [num_reqs, 1, 1, 1]: requests without keys; None where the kernel knows."""
-    num_rows: int
-    """Q*H."""
-    q_shape: tuple[int, int, int]
-    """(T, H, 576)."""
-    kernel_q_shape: tuple[int, int, int, int]
-    """(num_reqs, Q, H, 576)."""
-    out_shape: tuple[int, int, int]
-    """(T, H, 512)."""
+    shape: BatchShape
+    """What a call's tensors look like."""
+    finish: Finish | None
+    """What ends a call with LSE; None: torch's operators."""
     current_capture: Callable[[], int]
     """Tells the graph capture that a call is part of."""
     calls: dict[int, BoundDecode] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class FlashMLAMetadata(DecodeMetadata):
         builder = cast("FlashMLAMetadataBuilder", self.builder)
         problem = builder.problem
         path = f"form {self.kernel.form}, a tile schedule over the whole batch"
-        if builder.finisher is not None:
+        if self.finish is not None:
             path += ", LSE and the caller's out by one kernel of Triton's"
         elif problem.needs_lse:
             path += ", LSE and the caller's out by torch's operators"
@@ -71,7 +72,9 @@ class FlashMLAMetadata(DecodeMetadata):
             num_q_heads=problem.num_q_heads,
             query_len=self.query_len,
             downgrades=(builder.no_finisher,) if builder.no_finisher else (),
-            max_splits=num_sm_parts(self.num_rows, count_sms(builder.device_info)),
+            max_splits=num_sm_parts(
+                self.shape.num_rows, count_sms(builder.device_info)
+            ),
         )
 
     def call(self) -> BoundDecode:
@@ -80,7 +83,7 @@ class FlashMLAMetadata(DecodeMetadata):
         found = self.calls.get(capture)
         if found is None:
             kernel, lens = self.kernel, self.kernel_lens
-            schedule = kernel.plan(lens, self.num_rows)
+            schedule = kernel.plan(lens, self.shape.num_rows)
             found = kernel.bind(self.kernel_table, lens, schedule, self.causal)
             self.calls[capture] = found
         return found
@@ -109,16 +112,19 @@ class FlashMLAMetadataBuilder(MLADecodeMetadataBuilder):
         self.kernel = self._find_kernel()
         self.is_capturing: Callable[[], object] = torch.cuda.is_current_stream_capturing
         self._current_capture = current_capture
+        self.stream_of = stream_getter(self.device_info)
         self.guards_device = (
             self.device.type == "cuda" and torch.cuda.device_count() > 1
         )
         if self.device_info.assumed:
             self.is_capturing = self._current_capture = simulated_capture
+        self._shapes: dict[tuple[int, int], BatchShape] = {}
         self._no_pages = self._zeros(torch.int32, problem.max_num_reqs, 1)
         self.min_scale = self.kernel.min_scale
         self.needs_lse = problem.needs_lse
         self.finisher, self.no_finisher = Finisher.of(problem, self.device_info)
         self.checked_caches = CheckedCaches()
+        self.find_cache = self.checked_caches.find
         self.q_dtype = torch_dtype(problem.q_dtype, self.device_info)
         self.device_number = -1 if self.device.index is None else self.device.index
         self._guarded: _GuardedEmpties | None = None
@@ -154,8 +160,8 @@ class FlashMLAMetadataBuilder(MLADecodeMetadataBuilder):
         dcp_tot_seq_lens_device: Tensor | None,
     ) -> FlashMLAMetadata:
         del query_start_loc_cpu  # blocks are uniform: the shape of q says it all
-        num_reqs, heads = seq_lens_device.shape[0], self.problem.num_q_heads
-        query_len, rows = self._decode_query_len, num_decode_tokens
+        num_reqs = seq_lens_device.shape[0]
+        shape = self._shape(num_reqs, self._decode_query_len)
         table, lens = self._readable(block_table_tensor), seq_lens_device
         empty = None
         if self._guarded is not None:
@@ -166,18 +172,27 @@ class FlashMLAMetadataBuilder(MLADecodeMetadataBuilder):
             query_start_loc=query_start_loc_device,
             max_seq_len=max_seq_len,
             num_reqs=num_reqs,
-            num_decode_tokens=rows,
+            num_decode_tokens=num_decode_tokens,
             dcp_tot_seq_lens=dcp_tot_seq_lens_device,
             kernel=self.kernel,
             kernel_table=table,
             kernel_lens=lens,
             empty=empty,
-            num_rows=query_len * heads,
-            q_shape=(rows, heads, ROW_WIDTH),
-            kernel_q_shape=(num_reqs, query_len, heads, ROW_WIDTH),
-            out_shape=(rows, heads, LATENT_WIDTH),
+            shape=shape,
+            finish=(
+                None
+                if self.finisher is None
+                else self.finisher.for_batch(num_reqs, shape.num_rows)
+            ),
             current_capture=self._current_capture,
         )
+
+    def _shape(self, num_reqs: int, query_len: int) -> BatchShape:
+        found = self._shapes.get((num_reqs, query_len))
+        if found is None:
+            found = BatchShape.of(num_reqs, query_len, self.problem.num_q_heads)
+            self._shapes[num_reqs, query_len] = found
+        return found
 
     def _readable(self, table: Tensor) -> Tensor:
         """A table whose first column exists: the kernel loads it for every request."""

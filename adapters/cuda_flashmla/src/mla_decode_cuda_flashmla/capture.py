@@ -10,14 +10,23 @@ from __future__ import annotations
 import ctypes
 from contextvars import ContextVar
 from functools import lru_cache
+from typing import TYPE_CHECKING, cast
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mla_decode.device import DeviceInfo
 
 EAGER = 0
 """The key of calls outside any capture; the driver's ids start at 1."""
 
 SIMULATED: ContextVar[int] = ContextVar("simulated_capture", default=EAGER)
 """The simulated capture that this thread is in."""
+
+UNCAPTURABLE = 0
+"""The driver's handle of the default stream, which it refuses to capture."""
 
 _CU_STREAM_CAPTURE_STATUS_ACTIVE = 1
 
@@ -46,6 +55,20 @@ def current_capture() -> int:
             "stream that torch calls capturing"
         )
     return identity.value
+
+
+def stream_getter(device: DeviceInfo) -> Callable[[int], int]:
+    """What tells the handle of the stream that is current on a device, by its number.
+
+    torch's object for a stream takes longer to make than a launch; the call that Triton
+    uses does not make one.
+    """
+    if device.assumed:
+        return lambda _number: UNCAPTURABLE + 1
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001 - as Triton does; else the public way
+    if raw is not None:
+        return cast("Callable[[int], int]", raw)
+    return lambda number: int(torch.cuda.current_stream(number).cuda_stream)
 
 
 def simulated_capture() -> int:

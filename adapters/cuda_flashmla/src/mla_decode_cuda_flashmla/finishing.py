@@ -9,25 +9,50 @@ torch's own operators where there is none.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from subprocess import CalledProcessError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from packaging.version import Version
 
 from mla_decode.dtypes import torch_dtype
-from mla_decode_cuda_flashmla.limits import ALIGNMENT_BYTES
+from mla_decode_cuda_flashmla.launching import Launcher, hooks_are_set
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from mla_decode.device import DeviceInfo
     from mla_decode.problem import DecodeProblem
+    from mla_decode_cuda_flashmla.launching import Launch
 
 _NAN, _INF = math.nan, math.inf
 _OLDEST_TRITON = Version("3.6")
 BLOCK_ROWS = {False: 512, True: 8}
 """Rows of a program, by whether it copies 512 columns of each."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Finish:
+    """The launches that end the calls of one batch's shape.
+
+    They are valid for the answers of a library of which `takes` was true once: their
+    layout is a matter of its code and of the shape.
+    """
+
+    mark: Launch
+    """Writes the LSE, which may be the library's own; outputs may be at 0."""
+    copy: Launch
+    """Writes the LSE and the output, both of which lie at multiples of 16 bytes."""
+    takes_answers: bool = False
+    """Whether `takes` was true."""
+
+    def takes(self, found: Tensor, found_lse: Tensor) -> bool:
+        """Whether the kernel is valid for the library's answers of this shape."""
+        self.takes_answers = found.is_contiguous() and lies_in_order(found_lse)
+        return self.takes_answers
 
 
 class Finisher:
@@ -37,9 +62,26 @@ class Finisher:
         kernels: By whether they copy the output: made for aligned outputs.
     """
 
-    def __init__(self, kernels: dict[bool, Any]) -> None:
+    def __init__(self, kernels: Mapping[bool, Launcher]) -> None:
         self._kernels = kernels
-        self._launches: dict[tuple[bool, int], Any] = {}
+        self._finishes: dict[tuple[int, int, bool], Finish] = {}
+
+    def for_batch(self, num_reqs: int, num_rows: int) -> Finish:
+        """The launches for requests of Q*H rows each; a profiler that listens hears."""
+        key = num_reqs, num_rows, hooks_are_set()
+        found = self._finishes.get(key)
+        if found is None:
+            mark, copy = (self._bind(copies, *key) for copies in (False, True))
+            found = self._finishes[key] = Finish(mark=mark, copy=copy)
+        return found
+
+    def _bind(
+        self, copies: bool, num_reqs: int, num_rows: int, is_heard: bool
+    ) -> Launch:
+        kernel, block = self._kernels[copies], BLOCK_ROWS[copies]
+        bind = kernel.by_triton if is_heard else kernel.directly
+        total = num_reqs * num_rows
+        return bind((-(-total // block), 1, 1), (total, copies, block))
 
     @classmethod
     def of(
@@ -70,43 +112,8 @@ class Finisher:
             return None, f"no finishing kernel: {type(error).__name__}: {error}"
         return cls(kernels), ""
 
-    def takes(self, found: Tensor, found_lse: Tensor, out: Tensor | None) -> bool:
-        """Whether the kernel is valid for the library's answers and the caller's out."""
-        return lies_in_order(found_lse) and (
-            out is None
-            or (not out.data_ptr() % ALIGNMENT_BYTES and found.is_contiguous())
-        )
 
-    def finish(
-        self, found: Tensor, found_lse: Tensor, out: Tensor | None, lse: Tensor
-    ) -> None:
-        """Write the LSE, which may be the library's own, and the output if one is given.
-
-        Args:
-            found: The library's output, contiguous.
-            found_lse: The library's LSE: `takes` holds of it.
-            out: (T, H, 512) of the same dtype, 16-byte aligned.
-            lse: (T, H) float32, contiguous.
-        """
-        copies, num_rows = out is not None, lse.numel()
-        launch = self._launches.get((copies, num_rows))
-        if launch is None:
-            block = BLOCK_ROWS[copies]
-            launch = self._kernels[copies][-(-num_rows // block), 1, 1]
-            self._launches[copies, num_rows] = launch
-        found_at = found.data_ptr()
-        launch(
-            found_lse.data_ptr(),
-            lse.data_ptr(),
-            found_at,
-            found_at if out is None else out.data_ptr(),
-            num_rows,
-            copies,
-            BLOCK_ROWS[copies],
-        )
-
-
-def _compile(out: torch.dtype, copies: bool) -> Any:
+def _compile(out: torch.dtype, copies: bool) -> Launcher:
     from mla_decode_cuda_flashmla.finish_kernel import (  # noqa: PLC0415 - imports Triton
         finish_kernel,
     )
@@ -119,7 +126,7 @@ def _compile(out: torch.dtype, copies: bool) -> Any:
         num_warps=4,
     )
     compiled[1, 1, 1]  # loads it: a graph may be the first to launch it
-    return compiled
+    return Launcher(compiled)
 
 
 def lies_in_order(lse: Tensor) -> bool:

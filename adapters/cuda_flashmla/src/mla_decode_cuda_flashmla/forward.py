@@ -16,17 +16,20 @@ from torch import Tensor
 from mla_decode.backend import BackendBase, DecodeOutput
 from mla_decode_cuda_flashmla.builder import FlashMLAMetadata, FlashMLAMetadataBuilder
 from mla_decode_cuda_flashmla.caches import paged
-from mla_decode_cuda_flashmla.capture import EAGER
-from mla_decode_cuda_flashmla.finishing import in_order, lse_by_torch
+from mla_decode_cuda_flashmla.capture import EAGER, UNCAPTURABLE
+from mla_decode_cuda_flashmla.finishing import lse_by_torch
 from mla_decode_cuda_flashmla.limits import ALIGNMENT_BYTES
 
 if TYPE_CHECKING:
     from mla_decode.forward_check import CheckedCall
     from mla_decode.metadata import DecodeMetadata
+    from mla_decode_cuda_flashmla.batches import BatchShape
 
     Query = Tensor | tuple[Tensor, Tensor]
 
 _INF = math.inf
+_new = tuple.__new__
+"""Makes a named tuple without a frame of Python's: half the time."""
 
 
 class FlashMLAForward(BackendBase):
@@ -57,48 +60,55 @@ class FlashMLAForward(BackendBase):
             and type(q) is Tensor
             and q_scale is None
             and kv_scale is None
-            and q.shape == metadata.q_shape
+            and type(softmax_scale) is float
+            and type(builder := metadata.builder) is FlashMLAMetadataBuilder
+            and builder.generation == metadata.generation
+            and metadata.keeps_tensors()
+            and q.shape == (shape := metadata.shape).q
             and q.is_contiguous()
             and not q.data_ptr() % ALIGNMENT_BYTES
+            and q.dtype is builder.q_dtype
+            and q.get_device() == builder.device_number
+            and builder.min_scale <= softmax_scale < _INF
+            and ((out is None and lse is None) or _fit(out, lse, shape, builder))
+            and (cache := builder.find_cache(kv_cache)) is not None
+            and not (builder.guards_device and builder.is_elsewhere())
         ):
-            builder = metadata.require_current()
+            stream = builder.stream_of(builder.device_number)
+            call = metadata.calls.get(EAGER)
+            if call is None or (stream != UNCAPTURABLE and builder.is_capturing()):
+                call = metadata.call()
+            found, found_lse = call(
+                q=q.view_as(shape.kernel_q_like),
+                k_cache=cache,
+                softmax_scale=softmax_scale,
+            )
+            finish = metadata.finish
+            out_to = 0 if out is None else out.data_ptr()
             if (
-                type(builder) is FlashMLAMetadataBuilder
-                and q.dtype is builder.q_dtype
-                and q.get_device() == builder.device_number
-                and type(softmax_scale) is float
-                and builder.min_scale <= softmax_scale < _INF
-                and (out is None or _fits_out(out, metadata, builder))
-                and (lse is None or _fits_lse(lse, metadata, builder))
-                and (cache := builder.checked_caches.find(kv_cache)) is not None
-                and not builder.is_elsewhere()
+                finish is None  # no LSE, or no kernel
+                or not (finish.takes_answers or finish.takes(found, found_lse))
+                or out_to % ALIGNMENT_BYTES
             ):
-                call = metadata.calls.get(EAGER)
-                if call is None or builder.is_capturing():
-                    call = metadata.call()
-                found, found_lse = call(
-                    q=q.view(metadata.kernel_q_shape),
-                    k_cache=cache,
-                    softmax_scale=softmax_scale,
-                )
-                if not builder.needs_lse:
-                    found = found.view(metadata.out_shape)
-                    return DecodeOutput(
-                        out.copy_(found) if out is not None else found, None
-                    )
-                finisher = builder.finisher
-                if finisher is None or not finisher.takes(found, found_lse, out):
-                    found = found.view(metadata.out_shape)
-                    return DecodeOutput(
-                        out.copy_(found) if out is not None else found,
-                        lse_by_torch(found_lse, lse),
-                    )
-                if lse is None:
-                    lse = in_order(found_lse)
-                finisher.finish(found, found_lse, out, lse)
-                return DecodeOutput(
-                    out if out is not None else found.view(metadata.out_shape), lse
-                )
+                found = found.view_as(shape.out_like)
+                if out is not None:
+                    found = out.copy_(found)
+                if builder.needs_lse:
+                    lse = lse_by_torch(found_lse, lse)
+                return _new(DecodeOutput, (found, lse))
+            lse_from = lse_to = found_lse.data_ptr()
+            if lse is not None:
+                lse_to = lse.data_ptr()
+            elif shape.lse_like is not None:
+                lse = found_lse.view_as(shape.lse_like)
+            else:
+                lse = found_lse.as_strided(shape.lse, shape.lse_strides)
+            if out is None:
+                finish.mark(stream, lse_from, lse_to, 0, 0)
+                out = found.view_as(shape.out_like)
+            else:
+                finish.copy(stream, lse_from, lse_to, found.data_ptr(), out_to)
+            return _new(DecodeOutput, (out, lse))
         return super().forward(
             q,
             kv_cache,
@@ -127,7 +137,7 @@ class FlashMLAForward(BackendBase):
             builder.checked_caches.add(call.kv_cache)
         elif empty is not None:
             out.masked_fill_(empty, 0.0)
-        out = out.view(*metadata.out_shape)
+        out = out.view_as(metadata.shape.out_like)
         if call.callers_out is None:
             call.out = out
         else:
@@ -140,28 +150,32 @@ class FlashMLAForward(BackendBase):
             call.lse = found
 
 
-def _fits_out(
-    out: Tensor, metadata: FlashMLAMetadata, builder: FlashMLAMetadataBuilder
+def _fit(
+    out: Tensor | None,
+    lse: Tensor | None,
+    shape: BatchShape,
+    builder: FlashMLAMetadataBuilder,
 ) -> bool:
+    """Whether the outputs that the caller passed can be filled."""
     return (
-        type(out) is Tensor
-        and out.shape == metadata.out_shape
-        and out.dtype is builder.out_dtype
-        and out.get_device() == builder.device_number
-        and out.is_contiguous()
-    )
-
-
-def _fits_lse(
-    lse: Tensor, metadata: FlashMLAMetadata, builder: FlashMLAMetadataBuilder
-) -> bool:
-    return (
-        type(lse) is Tensor
-        and builder.needs_lse
-        and lse.shape == metadata.out_shape[:2]
-        and lse.dtype is torch.float32
-        and lse.get_device() == builder.device_number
-        and lse.is_contiguous()
+        out is None
+        or (
+            type(out) is Tensor
+            and out.shape == shape.out
+            and out.dtype is builder.out_dtype
+            and out.get_device() == builder.device_number
+            and out.is_contiguous()
+        )
+    ) and (
+        lse is None
+        or (
+            type(lse) is Tensor
+            and builder.needs_lse
+            and lse.shape == shape.lse
+            and lse.dtype is torch.float32
+            and lse.get_device() == builder.device_number
+            and lse.is_contiguous()
+        )
     )
 
 
@@ -176,7 +190,7 @@ def _run(
     if call.q_scale is not None and call.kv_scale is not None:
         scales = {"descale_q": call.q_scale, "descale_k": call.kv_scale}
     return metadata.call()(
-        q=query.view(*metadata.kernel_q_shape),
+        q=query.view_as(metadata.shape.kernel_q_like),
         k_cache=cache,
         softmax_scale=scale,
         **scales,
