@@ -1,6 +1,7 @@
 """The FlashMLA adapter on a Hopper GPU: values, graphs, simulator, overhead.
 
     python benchmarks/cuda_flashmla.py --out DIR [--budget 240]
+    python benchmarks/cuda_flashmla.py --out DIR --sections host   (host time alone)
     python benchmarks/cuda_flashmla.py --out DIR --assume      (a dry run on a CPU)
 
 Writes DIR/cuda_flashmla.json, and prints the tables of docs/flashmla.md.
@@ -23,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cuda_flashmla_differential import run_differential, run_rejections
-from cuda_flashmla_overhead import kernel_names, run_overhead
+from cuda_flashmla_overhead import kernel_names, run_host, run_overhead
 from cuda_flashmla_values import run_graphs, run_values
 
 from mla_decode import DeviceInfo, detect_device
@@ -88,6 +89,7 @@ def make_jobs(
         "overhead": lambda: run_overhead(
             device, bursts=rounds, rounds=rounds, small=small
         ),
+        "host": lambda: run_host(device, bursts=2 * rounds, small=small),
         "kernels": lambda: kernel_names(device),
         "rejections": lambda: run_rejections(on_card=not device.assumed),
         "differential": lambda: run_differential(

@@ -57,6 +57,16 @@ def run_overhead(device: DeviceInfo, *, bursts: int, rounds: int, small: bool) -
         ]
 
 
+def run_host(device: DeviceInfo, *, bursts: int, small: bool) -> Any:
+    """The host's part of it alone: seconds on a card."""
+    with torch.inference_mode():
+        return [
+            vars(shape) | _host(device, shape, bursts)
+            for shape in SHAPES
+            if not small or (shape.H, shape.Q, shape.B) == (16, 1, 1)
+        ]
+
+
 def _calls(
     device: DeviceInfo, shape: Shape, seq_len: int
 ) -> tuple[Callable[[], Any], Callable[[], Any], Step]:
