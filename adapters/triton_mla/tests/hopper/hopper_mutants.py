@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 from hopper_simulator import source_tree
 
-ORDERING = ("wait", "signal", "arrive", "expect", "fence_async_shared", "barrier")
+MEETING = ("give", "take", "give_both", "take_both")
+ORDERING = (
+    "wait",
+    "signal",
+    "arrive",
+    "expect",
+    "fence_async_shared",
+    "barrier",
+    *MEETING,
+)
 TOUCHING = (
     *ORDERING,
     "async_load",
@@ -71,6 +80,8 @@ def _changes(function, node):
     elif name == "expect":
         yield "of fewer bytes", _add(1, -128)
         yield "of more bytes", _add(1, 128)
+    elif name in MEETING:
+        yield from _changes_of_meeting(name)
     elif name == "index" and not isinstance(node.args[0], ast.Constant):
         if function.name.endswith("_kernel"):
             return  # barriers are initialised in any order
@@ -79,6 +90,16 @@ def _changes(function, node):
         yield "for one fewer", _add(0, 1)
     elif name == "init":
         yield "with another count", _recount
+
+
+def _changes_of_meeting(name):
+    yield "of the other pair", _add(0, 2)
+    yield "of fewer threads", _add(1, -32)
+    yield "of more threads", _add(1, 32)
+    if not name.endswith("_both"):
+        yield "of the other stage", _flip(0)
+    if name == "take":
+        yield "without waiting", _arrive_instead
 
 
 def _called(node):
@@ -138,3 +159,14 @@ def _add(argument, amount):
 
 def _recount(_tree, call):
     call.keywords[0].value = ast.Constant(2)
+
+
+def _arrive_instead(_tree, call):
+    """Call the language itself: not every module that takes also gives."""
+    number, threads = (ast.unparse(argument) for argument in call.args)
+    arrival = ast.parse(
+        f"gl.inline_asm_elementwise('bar.arrive $1, $2;', '', [{number}, {threads}],"
+        " dtype=None, is_pure=False, pack=1)",
+        mode="eval",
+    ).body
+    call.func, call.args, call.keywords = arrival.func, arrival.args, arrival.keywords

@@ -18,6 +18,7 @@ VARIANTS = {
     "multiplier": ["asym"],
     "words": ["asym_fp8"],
     "swap": ["swap", "swap_fp8"],
+    "named_barriers": ["asym", "asym_fp8"],
     "swap_fp8": ["swap_fp8"],
     "scoring": ["swap_fp8"],
     "copying": ["asym", "swap", "swap_fp8"],
@@ -30,12 +31,23 @@ VARIANTS = {
 EARLY_BYTES = "bytes may land before they are expected: the arrival is outstanding"
 HARMLESS = {
     "copying.load_queries: mbarrier.expect(queries.full, ROWS * 576 * BYTES) swapped with the next": EARLY_BYTES,
+TWO_STAGES = "what two stages have is given, and taken, in either order"
+TWO_HALVES = "and so with two halves"
+LAST_MEETING = "to arrive is what closes a meeting, and nothing comes after the last"
     "copying.produce: mbarrier.expect(left_full, LEFT) swapped with the next": EARLY_BYTES,
     "copying.produce: mbarrier.expect(right_full, RIGHT) swapped with the next": EARLY_BYTES,
     "scoring.score_half: signal(scores.full) swapped with the next": "given a little "
     "later",
     "swap_fp8._weigh: signal(values.right_free.index(0)) swapped with the next": "freed "
     "a little later",
+    "scorer._hand_over: barrier() swapped with the next": "decays overwrite nothing "
+    "that its own warps read",
+    "copying.produce: take_both(LEFT_IS_FREE, NAMED) swapped with the next": TWO_HALVES,
+    "words.widen: take_both(LEFT_IS_FREE, WARPGROUP + WARPGROUP) swapped with the next": TWO_HALVES,
+    "named_barriers.give_both: give(number, THREADS) swapped with the next": TWO_STAGES,
+    "named_barriers.take_both: take(number, THREADS) swapped with the next": TWO_STAGES,
+    "named_barriers.take_both: take(number, THREADS) without waiting": LAST_MEETING,
+    "named_barriers.take_both: take(number + 1, THREADS) without waiting": LAST_MEETING,
 }
 """Changes that are no fault, and why not."""
 

@@ -11,6 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from mla_decode_triton.hopper.copying import produce
 from mla_decode_triton.hopper.multiplier import multiply
+from mla_decode_triton.hopper.named_barriers import WARPGROUP
 from mla_decode_triton.hopper.rows import Outputs
 from mla_decode_triton.hopper.scorer import ROWS, score
 from mla_decode_triton.hopper.storage import (
@@ -20,6 +21,7 @@ from mla_decode_triton.hopper.storage import (
     new_queries,
     query_matrices,
 )
+from mla_decode_triton.hopper.votes import declare_vote
 from mla_decode_triton.hopper.walk import HALF, TILE, Part
 
 
@@ -67,9 +69,11 @@ def asym_kernel(
     PIECE: gl.constexpr = PAGE if PAGE < TILE else TILE
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    BRINGING: gl.constexpr = 32
     dtype: gl.constexpr = kv.dtype
+    declare_vote()
     queries = new_queries(q_latent, q_rope, dtype, ROWS)
-    boxes = new_keys(kv, PIECE, 2, False)
+    boxes = new_keys(kv, PIECE, 2, False, 1, True)
     keys = key_matrices(boxes, dtype)
     given = new_handover(keys, ROWS)
     fence_async_shared()
@@ -100,11 +104,12 @@ def asym_kernel(
                     CAUSAL,
                     NEEDS_LSE,
                     PIECE,
+                    BRINGING,
                     SCORES,
                     ACC,
                 ),
             ),
-            (multiply, (keys, given, part, outputs, None, ACC)),
+            (multiply, (keys, given, part, outputs, None, BRINGING, ACC)),
             (
                 produce,
                 (
@@ -126,6 +131,7 @@ def asym_kernel(
                     NEEDS_LSE,
                     PAGE,
                     PIECE,
+                    WARPGROUP + BRINGING,
                 ),
             ),
         ],

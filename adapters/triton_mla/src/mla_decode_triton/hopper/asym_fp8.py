@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from mla_decode_triton.hopper.multiplier import multiply
+from mla_decode_triton.hopper.named_barriers import WARPGROUP
 from mla_decode_triton.hopper.rows import Outputs
 from mla_decode_triton.hopper.scorer import ROWS, score
 from mla_decode_triton.hopper.storage import (
@@ -20,6 +21,7 @@ from mla_decode_triton.hopper.storage import (
     new_queries,
     query_matrices,
 )
+from mla_decode_triton.hopper.votes import declare_vote
 from mla_decode_triton.hopper.walk import HALF, TILE, Part
 from mla_decode_triton.hopper.words import widen
 
@@ -28,15 +30,12 @@ from mla_decode_triton.hopper.words import widen
 def _new_groups(dtype: gl.constexpr):
     """Two stages in the query's type, as groups of 64 columns."""
     MATRIX: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    return Keys(
-        gl.allocate_shared_memory(dtype, [8, TILE, 64], MATRIX),
-        gl.allocate_shared_memory(dtype, [8, TILE, 64], MATRIX),
-        gl.allocate_shared_memory(dtype, [2, TILE, 64], MATRIX),
-        new_barriers(2),
-        new_barriers(2),
-        new_barriers(2),
-        new_barriers(2),
-    )
+    left = gl.allocate_shared_memory(dtype, [8, TILE, 64], MATRIX)
+    right = gl.allocate_shared_memory(dtype, [8, TILE, 64], MATRIX)
+    rope = gl.allocate_shared_memory(dtype, [2, TILE, 64], MATRIX)
+    left_full = new_barriers(2)
+    right_full = new_barriers(2)
+    return Keys(left, right, rope, left_full, right_full, left_full, right_full)
 
 
 @gluon.jit(
@@ -83,6 +82,7 @@ def asym_fp8_kernel(
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     EVERY_ROW: gl.constexpr = 1
     dtype: gl.constexpr = q_latent.dtype
+    declare_vote()
     queries = new_queries(q_latent, q_rope, dtype, ROWS)
     groups = _new_groups(dtype)
     keys = key_matrices(groups, dtype)
@@ -115,11 +115,12 @@ def asym_fp8_kernel(
                     CAUSAL,
                     NEEDS_LSE,
                     EVERY_ROW,
+                    WARPGROUP,
                     SCORES,
                     ACC,
                 ),
             ),
-            (multiply, (keys, given, part, outputs, kv_scale, ACC)),
+            (multiply, (keys, given, part, outputs, kv_scale, WARPGROUP, ACC)),
             (
                 widen,
                 (

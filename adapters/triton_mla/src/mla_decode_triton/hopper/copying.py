@@ -16,6 +16,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from mla_decode_triton.hopper.compat import async_load
+from mla_decode_triton.hopper.named_barriers import (
+    LEFT_IS_FREE,
+    RIGHT_IS_FREE,
+    take,
+    take_both,
+)
 from mla_decode_triton.hopper.walk import HALF, LATENT, TILE, part_range, piece_range
 
 
@@ -99,11 +105,14 @@ def produce(
     NEEDS_LSE: gl.constexpr,
     PAGE: gl.constexpr,
     PIECE: gl.constexpr,
+    NAMED: gl.constexpr = 0,
 ):
     """Bring all that the part's items need, in order; then write its EMPTY rows.
 
     ROPE_FIRST: the rope part comes with the left half of a tile and not with the right
-    one. FREED_AT_ONCE: as in `new_keys`. STAGES is 1 or 2.
+    one. FREED_AT_ONCE: as in `new_keys`. STAGES is 1, 2 or 4. NAMED: how many threads
+    meet at the named barriers that free the halves of two stages; 0 where they are
+    freed by barriers of `keys`.
     """
     BYTES: gl.constexpr = kv.dtype.primitive_bitwidth // 8
     LEFT: gl.constexpr = TILE * (HALF + 64 if ROPE_FIRST else HALF) * BYTES
@@ -119,13 +128,16 @@ def produce(
             load_queries(q_latent, q_rope, queries, req, part.row0, item, ROWS)
             for tile in range(first, last):
                 stage = step & (STAGES - 1)
-                parity = ((step >> (STAGES - 1)) & 1) ^ 1
+                parity = ((step // STAGES) & 1) ^ 1
                 token0 = tile * TILE
                 # Before the wait for room, so that it hides the table's latency.
                 pages = tile_pages(table_row, token0, seq_len, num_pages, PAGE, PIECE)
                 left_full = keys.left_full.index(stage)
                 right_full = keys.right_full.index(stage)
-                mbarrier.wait(keys.left_free.index(stage), parity)
+                if NAMED:
+                    take(LEFT_IS_FREE + stage, NAMED)
+                else:
+                    mbarrier.wait(keys.left_free.index(stage), parity)
                 mbarrier.expect(left_full, LEFT)
                 if ROPE_FIRST:
                     load_columns(
@@ -154,7 +166,9 @@ def produce(
                     PAGE,
                     PIECE,
                 )
-                if not FREED_AT_ONCE:
+                if NAMED:
+                    take(RIGHT_IS_FREE + stage, NAMED)
+                elif not FREED_AT_ONCE:
                     mbarrier.wait(keys.right_free.index(stage), parity)
                 mbarrier.expect(right_full, RIGHT)
                 load_columns(
@@ -188,6 +202,9 @@ def produce(
             item += 1
         seq_len = next_len
     write_empty(part, out, lse, NEEDS_LSE, ROWS)
+    if NAMED:
+        take_both(LEFT_IS_FREE, NAMED)
+        take_both(RIGHT_IS_FREE, NAMED)
 
 
 @gluon.jit

@@ -9,19 +9,41 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from mla_decode_triton.hopper.named_barriers import (
+    BETWEEN_CONSUMERS,
+    RIGHT_IS_FREE,
+    WARPGROUP,
+    WEIGHTS,
+    give,
+    give_both,
+    take,
+)
 from mla_decode_triton.hopper.rows import place_item, share, store_half
 from mla_decode_triton.hopper.scorer import ROWS
-from mla_decode_triton.hopper.walk import HALF, part_range, piece_range, signal
+from mla_decode_triton.hopper.votes import any_positive
+from mla_decode_triton.hopper.walk import HALF, part_range, piece_range
 
 
 @gluon.jit
-def multiply(keys, given, part, outputs, kv_scale, ACC: gl.constexpr):
-    """Multiply the weights and the right half of every tile; store what that makes."""
+def multiply(
+    keys,
+    given,
+    part,
+    outputs,
+    kv_scale,
+    BRINGING: gl.constexpr,
+    ACC: gl.constexpr,
+):
+    """Multiply the weights and the right half of every tile; store what that makes.
+
+    BRINGING: threads of the partition that brings tiles.
+    """
     value_scale = 1.0
     if kv_scale is not None:
         value_scale = gl.load(kv_scale)
     ACC_ROW: gl.constexpr = gl.SliceLayout(1, ACC)
     req0, tile0, req1, tile1, stop, seq_len = part_range(part)
+    give_both(RIGHT_IS_FREE, WARPGROUP + BRINGING)
     step = 0
     item = 0
     for req in range(req0, stop):
@@ -31,12 +53,11 @@ def multiply(keys, given, part, outputs, kv_scale, ACC: gl.constexpr):
             acc = gl.full([ROWS, HALF], 0.0, gl.float32, layout=ACC)
             for tile in range(first, last):
                 stage = step & 1
-                mbarrier.wait(given.decays_full.index(stage), (step >> 1) & 1)
+                take(WEIGHTS + stage, BETWEEN_CONSUMERS)
                 decay = given.decays.index(stage).load(ACC_ROW)
                 # Peaks seldom rise after the first tiles: then there is nothing to scale.
-                if gl.min(decay, 0) < 1.0:
+                if any_positive(1.0 - decay):
                     acc = acc * decay[:, None]
-                mbarrier.wait(given.weights_full.index(stage), (step >> 1) & 1)
                 product = warpgroup_mma(
                     given.weights.index(stage),
                     keys.right.index(stage),
@@ -45,12 +66,12 @@ def multiply(keys, given, part, outputs, kv_scale, ACC: gl.constexpr):
                 )
                 acc = warpgroup_mma_wait(0, deps=[product])
                 if tile < last - 1:
-                    signal(keys.right_free.index(stage))
+                    give(RIGHT_IS_FREE + stage, WARPGROUP + BRINGING)
                 step += 1
             mbarrier.wait(given.totals_full.index(item & 1), (item >> 1) & 1)
             total = given.totals.index(item & 1).load(ACC_ROW)
             # Only now may the scorer run two tiles ahead: it overwrites the totals.
-            signal(keys.right_free.index((step - 1) & 1))
+            give(RIGHT_IS_FREE + ((step - 1) & 1), WARPGROUP + BRINGING)
             base, slot_base, is_split = place_item(part, req, first, last, num_tiles)
             store_half(
                 outputs,

@@ -14,12 +14,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from mla_decode_triton.hopper.compat import barrier
+from mla_decode_triton.hopper.lazy_peak import no_sums, raise_heavy, thread_sums
+from mla_decode_triton.hopper.named_barriers import (
+    BETWEEN_CONSUMERS,
+    LEFT_IS_FREE,
+    WARPGROUP,
+    WEIGHTS,
+    give,
+    give_both,
+)
 from mla_decode_triton.hopper.rows import (
     LOWEST,
     first_hidden,
     hide_tokens,
     place_item,
-    raise_peak,
     share,
     store_half,
     store_lse,
@@ -55,40 +64,19 @@ def _issue_scores(queries, keys, step, SCORES: gl.constexpr):
 
 
 @gluon.jit
-def _weigh(
-    scores,
-    peak,
-    total,
-    visible,
-    least_visible,
-    tile,
-    seq_len,
-    scale_log2,
-    given,
-    stage,
-    PIECE: gl.constexpr,
-    SCORES: gl.constexpr,
-):
-    """One online-softmax step; hands the weights to the other warpgroup."""
-    scores = hide_tokens(
-        scores, visible, least_visible, tile * TILE, seq_len, PIECE, 0, SCORES
-    )
-    peak, decay = raise_peak(scores, peak, scale_log2, 0)
+def _hand_over(given, decay, operand, stage):
+    """Give the other warpgroup the weights of a tile, and what to scale by before."""
+    # Weights overwrite what products of all warps must have read.
+    barrier()
     given.decays.index(stage).store(decay)
-    signal(given.decays_full.index(stage))
-    p = weigh(scores, peak, scale_log2, 0)
-    operand = p.to(given.weights.dtype)
-    # They overwrite what products of other warps had read when those came to `signal`.
     given.weights.index(stage).store(operand)
     fence_async_shared()
-    signal(given.weights_full.index(stage))
-    return peak, total * decay + gl.sum(p, 1), decay, operand
+    give(WEIGHTS + stage, BETWEEN_CONSUMERS)
 
 
 @gluon.jit
-def _issue_values(acc, decay, operand, values, ACC: gl.constexpr):
+def _issue_values(acc, operand, values, ACC: gl.constexpr):
     """Start the product of weights in registers and half of a tile."""
-    acc = acc * gl.convert_layout(decay, gl.SliceLayout(1, ACC))[:, None]
     operand = gl.convert_layout(operand, gl.DotOperandLayout(0, ACC, 2))
     return warpgroup_mma(operand, values, acc, is_async=True)
 
@@ -107,10 +95,14 @@ def score(
     CAUSAL: gl.constexpr,
     NEEDS_LSE: gl.constexpr,
     PIECE: gl.constexpr,
+    BRINGING: gl.constexpr,
     SCORES: gl.constexpr,
     ACC: gl.constexpr,
 ):
-    """Score every tile, weigh it, and multiply its left half; store what that makes."""
+    """Score every tile, weigh it, and multiply its left half; store what that makes.
+
+    BRINGING: threads of the partition that brings tiles.
+    """
     PER_ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     value_scale = 1.0
     if kv_scale is not None:
@@ -118,6 +110,7 @@ def score(
         scale_log2 = scale_log2 * value_scale
     rows = part.row0 + gl.arange(0, ROWS, layout=PER_ROW)
     req0, tile0, req1, tile1, stop, seq_len = part_range(part)
+    give_both(LEFT_IS_FREE, WARPGROUP + BRINGING)
     step = 0
     item = 0
     for req in range(req0, stop):
@@ -128,7 +121,7 @@ def score(
                 rows, seq_len, num_heads, query_len, CAUSAL
             )
             peak = gl.full([ROWS], LOWEST, gl.float32, layout=PER_ROW)
-            total = gl.full([ROWS], 0.0, gl.float32, layout=PER_ROW)
+            sums = no_sums()
             acc = gl.full([ROWS, HALF], 0.0, gl.float32, layout=ACC)
             mbarrier.wait(queries.full, item & 1)
             for tile in range(first, last):
@@ -137,26 +130,28 @@ def score(
                 scores = warpgroup_mma_wait(0, deps=[scores])
                 if tile == last - 1:
                     signal(queries.free)
-                peak, total, decay, operand = _weigh(
+                scores = hide_tokens(
                     scores,
-                    peak,
-                    total,
                     visible,
                     least_visible,
-                    tile,
+                    tile * TILE,
                     seq_len,
-                    scale_log2,
-                    given,
-                    stage,
                     PIECE,
+                    0,
                     SCORES,
                 )
-                product = _issue_values(
-                    acc, decay, operand, keys.left.index(stage), ACC
+                peak, decay, sums, acc = raise_heavy(
+                    scores, peak, sums, acc, scale_log2, SCORES, ACC
                 )
+                p = weigh(scores, peak, scale_log2, 0)
+                operand = p.to(given.weights.dtype)
+                sums += thread_sums(p)
+                _hand_over(given, decay, operand, stage)
+                product = _issue_values(acc, operand, keys.left.index(stage), ACC)
                 acc = warpgroup_mma_wait(0, deps=[product])
-                signal(keys.left_free.index(stage))
+                give(LEFT_IS_FREE + stage, WARPGROUP + BRINGING)
                 step += 1
+            total = gl.convert_layout(gl.sum(sums, 1), PER_ROW)
             given.totals.index(item & 1).store(total)
             signal(given.totals_full.index(item & 1))
             base, slot_base, is_split = place_item(part, req, first, last, num_tiles)

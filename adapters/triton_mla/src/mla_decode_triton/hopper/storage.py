@@ -33,7 +33,10 @@ class Queries:
 
 @aggregate
 class Keys:
-    """Stages of tiles: latent columns 0..255, 256..511, the rope, and barriers."""
+    """Stages of tiles: latent columns 0..255, 256..511, the rope, and barriers.
+
+    Where named barriers free stages, nobody looks at `left_free` and `right_free`.
+    """
 
     left: gl.shared_memory_descriptor
     right: gl.shared_memory_descriptor
@@ -61,22 +64,15 @@ class Handover:
     """What the scorer gives the multiplier: of each tile, and of each item its sums."""
 
     decays: gl.shared_memory_descriptor
-    decays_full: gl.shared_memory_descriptor
-    """Before the weights are: so sums are scaled while those are made."""
     weights: gl.shared_memory_descriptor
     """In the bytes of the tile's rope part, which has been used by then."""
-    weights_full: gl.shared_memory_descriptor
     totals: gl.shared_memory_descriptor
     totals_full: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
-    def __init__(
-        self, decays, decays_full, weights, weights_full, totals, totals_full
-    ) -> None:
+    def __init__(self, decays, weights, totals, totals_full) -> None:
         self.decays = decays
-        self.decays_full = decays_full
         self.weights = weights
-        self.weights_full = weights_full
         self.totals = totals
         self.totals_full = totals_full
 
@@ -117,11 +113,17 @@ def query_matrices(queries, dtype: gl.constexpr, ROWS: gl.constexpr):
 
 @gluon.jit
 def new_keys(
-    kv, PIECE: gl.constexpr, STAGES: gl.constexpr, FREED_AT_ONCE: gl.constexpr
+    kv,
+    PIECE: gl.constexpr,
+    STAGES: gl.constexpr,
+    FREED_AT_ONCE: gl.constexpr,
+    READERS: gl.constexpr = 1,
+    FREED_BY_NAME: gl.constexpr = False,
 ):
-    """Memory for `STAGES` tiles that a descriptor brings.
+    """Memory for `STAGES` tiles that a descriptor brings, for so many partitions.
 
     FREED_AT_ONCE: the halves of a tile share the barrier that frees them.
+    FREED_BY_NAME: named barriers free them.
     """
     SUB: gl.constexpr = TILE // PIECE
     HALVES: gl.constexpr = [STAGES * 4 * SUB, 1, PIECE, 64]
@@ -130,10 +132,12 @@ def new_keys(
     rope = gl.allocate_shared_memory(kv.dtype, [STAGES * SUB, 1, PIECE, 64], kv.layout)
     left_full = new_barriers(STAGES)
     right_full = new_barriers(STAGES)
-    left_free = new_barriers(STAGES)
+    if FREED_BY_NAME:
+        return Keys(left, right, rope, left_full, right_full, left_full, right_full)
+    left_free = new_barriers(STAGES, READERS)
     right_free = left_free
     if not FREED_AT_ONCE:
-        right_free = new_barriers(STAGES)
+        right_free = new_barriers(STAGES, READERS)
     return Keys(left, right, rope, left_full, right_full, left_free, right_free)
 
 
@@ -158,9 +162,7 @@ def new_handover(keys, ROWS: gl.constexpr):
     VECTOR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     return Handover(
         gl.allocate_shared_memory(gl.float32, [2, ROWS], VECTOR),
-        new_barriers(2),
         keys.rope,
-        new_barriers(2),
         gl.allocate_shared_memory(gl.float32, [2, ROWS], VECTOR),
         new_barriers(2),
     )

@@ -9,12 +9,16 @@ next are asked into the second-level cache, so that what is waited for is near.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from mla_decode_triton.hopper.copying import load_queries, write_empty
+from mla_decode_triton.hopper.named_barriers import (
+    LEFT_IS_FREE,
+    RIGHT_IS_FREE,
+    WARPGROUP,
+    take,
+    take_both,
+)
 from mla_decode_triton.hopper.walk import TILE, part_range, piece_range, signal
 from mla_decode_triton.hopper.widening import widened
 
@@ -153,7 +157,6 @@ def widen(
             load_queries(q_latent, q_rope, queries, req, part.row0, item, ROWS)
             for tile in range(first, last):
                 stage = step & 1
-                parity = ((step >> 1) & 1) ^ 1
                 token0 = tile * TILE
                 if PREFETCH:
                     _prefetch(
@@ -167,14 +170,14 @@ def widen(
                 origin, here = _locate_tile(
                     kv, page_stride, table_row, token0 + TILE, limit, PAGE, LAYOUT
                 )
-                mbarrier.wait(keys.left_free.index(stage), parity)
+                take(LEFT_IS_FREE + stage, WARPGROUP + WARPGROUP)
                 for group in gl.static_range(4):
                     part_of = keys.left.index(stage * 4 + group)
                     part_of.store(_widen(left[group], dtype))
                 fence_async_shared()
                 signal(keys.left_full.index(stage))
                 left = _load_half(origin, here, 0, LAYOUT)
-                mbarrier.wait(keys.right_free.index(stage), parity)
+                take(RIGHT_IS_FREE + stage, WARPGROUP + WARPGROUP)
                 for group in gl.static_range(4):
                     part_of = keys.right.index(stage * 4 + group)
                     part_of.store(_widen(right[group], dtype))
@@ -187,3 +190,5 @@ def widen(
             item += 1
         seq_len = next_len
     write_empty(part, out, lse, NEEDS_LSE, ROWS)
+    take_both(LEFT_IS_FREE, WARPGROUP + WARPGROUP)
+    take_both(RIGHT_IS_FREE, WARPGROUP + WARPGROUP)

@@ -12,16 +12,19 @@ should (`barriers`), a phase that nobody completes is a deadlock, 32-bit scalars
 modelled.
 """
 
-from .binding import run, source_tree
+from .binding import Binder, run, source_tree
+from .language import World
 from .races import DeadlockError, RaceError, SimulationError
 from .tensors import Descriptor, Pointer, flat
 
 __all__ = [
+    "Binder",
     "DeadlockError",
     "Descriptor",
     "Pointer",
     "RaceError",
     "SimulationError",
+    "World",
     "flat",
     "run",
     "source_tree",

@@ -11,6 +11,7 @@ import torch
 from .assembly import run_packed
 from .barriers import Barriers
 from .memory import Shared
+from .named import run_meeting
 from .products import InFlight, Product
 from .races import Agent, History, SimulationError, merge
 from .scalars import Scalar
@@ -137,6 +138,9 @@ class World(Language):
         self.turns = Turns(self.main, random.Random(seed))  # noqa: S311 - no secrets
         self.barriers = []
         self.in_flight = {}
+        self.meetings = {}
+        self.votes = None
+        """The register of votes by partition, once it is declared."""
         self.landings = []
         """The moments that copies are over."""
         self.num_allocations = 0
@@ -185,6 +189,32 @@ class World(Language):
 
     def barrier(self):
         self.me.gather()
+    def inline_asm_elementwise(self, asm, constraints, args, *, dtype, is_pure, pack):
+        if asm.startswith("bar."):
+            return run_meeting(self, asm, *(int(arg) for arg in args))
+        if "mla_vote" in asm:
+            return self._run_vote(asm, args)
+        return super().inline_asm_elementwise(
+            asm, constraints, args, dtype=dtype, is_pure=is_pure, pack=pack
+        )
+
+    def _run_vote(self, asm, args):
+        """Declare, fill or read the register of votes, each partition its own.
+
+        All warps of a partition branch as one here; on a device each does by itself.
+        """
+        if asm.startswith(".reg"):
+            if self.votes is not None:
+                raise SimulationError("the register of votes is declared twice")
+            self.votes = {}
+            return None
+        if self.votes is None:
+            raise SimulationError("the register of votes is not declared")
+        if "vote.sync.any" in asm:
+            self.votes[self.me] = bool((args[0] > 0).any())
+            return args[0]
+        return Scalar(int(self.votes.pop(self.me)))
+
 
     def fence_async_shared(self):
         self.me.fence()
@@ -237,7 +267,7 @@ class World(Language):
         self._check_end()
 
     def _check_end(self):
-        for barrier in self.barriers:
+        for barrier in (*self.barriers, *self.meetings.values()):
             barrier.check_end()
         if not all(self.main.knows(moment) for moment in self.landings):
             raise SimulationError("the program ends with a copy that nobody awaits")
