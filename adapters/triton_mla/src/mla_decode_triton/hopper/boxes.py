@@ -24,6 +24,7 @@ _BOX_COLUMNS = 64
 _LONGEST_BOX = 64
 MOST_HELD = 256
 """Caches, and queries, whose boxes a step holds: the layers of a model, several times."""
+_K = TypeVar("_K")
 _T = TypeVar("_T")
 
 
@@ -239,7 +240,7 @@ class HeldBoxes:
         if held is None:
             held = try_box_queries(latent, rope, self._query_len, self._box_rows)
             if held is not None:
-                _hold(self._queries, key, held)
+                hold(self._queries, key, held)
         return held
 
     def cache(self, cache: Tensor) -> Boxed:
@@ -248,12 +249,12 @@ class HeldBoxes:
         held = self._caches.get(key)
         if held is None:
             held = box_cache(cache)
-            _hold(self._caches, key, held)
+            hold(self._caches, key, held)
         return held
 
 
-def _hold(held: dict[Hashable, _T], key: Hashable, value: _T) -> None:
+def hold(held: dict[_K, _T], key: _K, value: _T) -> None:
     """Hold a value, and no more than so many: then all are let go."""
-    if len(held) >= MOST_HELD:
+    if len(held) >= MOST_HELD and key not in held:
         held.clear()
     held[key] = value

@@ -11,19 +11,29 @@ read or written a number at a time, as tables and lengths are.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mla_decode_triton.hopper.compat import DriverRun, driver_run, hooks_are_set
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
     from mla_decode_triton.hopper.boxes import Boxed
 
-_ALIGNMENT = 16
+ALIGNMENT = 16
 """What the addresses of a held variant are multiples of."""
+
+
+class Directly(NamedTuple):
+    """A variant's launch past the front door, for who puts its arguments together."""
+
+    launch: Callable[[tuple[int, int, int], tuple[Any, ...]], None]
+    """Of a grid and all arguments: encoded boxes, addresses, numbers, `values`. It is
+    not to be called while `hooks_are_set`."""
+    values: tuple[Any, ...]
+    """Of the constants."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -44,6 +54,7 @@ class Variant:
     """Of the constants, in the kernel's order: a direct launch passes them over."""
     _demanding: tuple[int, ...] | None = field(init=False, default=None)
     """Which addresses the kernel wants aligned; None until there are some."""
+    _num_boxes: int = field(init=False, default=0)
     _driver_run: DriverRun | None = field(init=False, default=None)
     """The launch that takes encoded boxes; None where the release's is another one."""
 
@@ -74,7 +85,7 @@ class Variant:
         for index in demanding:
             bits |= addresses[index]
         compiled, direct = self.compiled, self._driver_run
-        if bits % _ALIGNMENT:
+        if bits % ALIGNMENT:
             self._launch_by_front_door(grid, boxes, tensors, numbers)
         elif compiled is None:
             found = self._launch_by_front_door(grid, boxes, tensors, numbers)
@@ -88,6 +99,25 @@ class Variant:
                     box.encoded = direct.encode(index, box)
                 encoded += box.encoded
             direct.launch(grid, (*encoded, *addresses, *numbers, *self._values))
+
+    def directly(self, *anywhere: str) -> Directly | None:
+        """The launch that takes encoded boxes, for who puts its arguments together.
+
+        Args:
+            anywhere: Tensors whose addresses the caller will not look at. All others it
+                must know to be multiples of `ALIGNMENT`.
+
+        Returns:
+            None before aligned tensors were launched, where the release has no such
+            launch, and where the kernel demands something of `anywhere`.
+        """
+        run, demanding = self._driver_run, self._demanding
+        if run is None or demanding is None:
+            return None
+        names = self.kernel.arg_names[self._num_boxes :]
+        if any(names[index] in anywhere for index in demanding):
+            return None
+        return Directly(run.launch, self._values)
 
     def _find_demanding(self, num_boxes: int, num_addresses: int) -> tuple[int, ...]:
         """Tensors that the compiler may know the alignment of: all, if it cannot tell."""
@@ -116,4 +146,5 @@ class Variant:
             names = self.kernel.arg_names[-len(self.constants) :]
             self._values = tuple(self.constants[name] for name in names)
             self.compiled = compiled
+            self._num_boxes = num_boxes
             self._driver_run = driver_run(compiled, num_boxes)

@@ -7,7 +7,6 @@ all buffers keep their addresses, so both can be captured in a graph.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,13 @@ import torch
 from mla_decode.errors import ArgumentError
 from mla_decode_triton.hopper.asym import asym_kernel
 from mla_decode_triton.hopper.asym_fp8 import asym_fp8_kernel
-from mla_decode_triton.hopper.boxes import HeldBoxes, box_queries, page_stride
+from mla_decode_triton.hopper.boxes import (
+    HeldBoxes,
+    box_queries,
+    hold,
+    page_stride,
+)
+from mla_decode_triton.hopper.compat import hooks_are_set
 from mla_decode_triton.hopper.direct import Variant
 from mla_decode_triton.hopper.grid import (
     Grid,
@@ -25,6 +30,7 @@ from mla_decode_triton.hopper.grid import (
     choose_grid,
     choose_merge,
 )
+from mla_decode_triton.hopper.known import LOG2E, Known, Launched, Layer
 from mla_decode_triton.hopper.merge import merge_kernel
 from mla_decode_triton.hopper.schedule import plan_kernel
 from mla_decode_triton.hopper.swap import swap_kernel
@@ -36,12 +42,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from mla_decode.forward_check import CheckedCall
     from mla_decode_triton.hopper.boxes import Boxed, BoxForm
+    from mla_decode_triton.hopper.direct import Directly
 
 PAGE_SIZES = (16, 32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float16)
 FP8 = torch.float8_e4m3fn
-_LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +69,6 @@ class Tuning:
     """Tiles that more than 32 rows ask of an fp8 cache ahead of time. An estimate."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Layer:
-    """The launches of a layer, for one batch size and tensors of the same types."""
-
-    grid: tuple[int, int, int]
-    attention: Variant
-    is_boxed: bool
-    """Whether the cache is read in boxes."""
-    merge_grid: tuple[int, int, int]
-    merge: Variant
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class HopperStep:
     """The launches of one block length, on buffers that others may share."""
@@ -91,6 +86,10 @@ class HopperStep:
     """Kernels by what they and their constants are chosen by, and by types."""
     layers: dict[Hashable, Layer] = field(init=False, default_factory=dict)
     """The same of layers: as many as batch sizes, at most."""
+    known: dict[Hashable, Known] = field(init=False, default_factory=dict)
+    """Layers that were launched directly, by all of them that is not an address."""
+    plan: Directly | None = field(init=False, default=None)
+    """The launch of `build`, once it was launched another way."""
     boxes: HeldBoxes = field(init=False)
     addresses: tuple[int, int, int, int] = field(init=False)
     """Of the workspace: `schedule`, `scratch`, `partial_out`, `partial_lse`."""
@@ -134,17 +133,18 @@ class HopperStep:
         Args:
             seq_lens: int32 [num_reqs] on the device; 0 for requests without keys.
         """
+        plan, workspace = self.plan, self.workspace
+        addresses = seq_lens.data_ptr(), *self.addresses[:2]
+        numbers = seq_lens.shape[0], self.grid.parts
+        if plan is not None and not hooks_are_set():
+            plan.launch((1, 1, 1), (*addresses, *numbers, *plan.values))
+            return
         variant = self.variants.get("plan")
         if variant is None:
             variant = self.variants["plan"] = self._plan_variant()
-        workspace, (schedule_at, scratch_at, _, _) = self.workspace, self.addresses
-        variant.launch(
-            (1, 1, 1),
-            (),
-            (seq_lens, workspace.schedule, workspace.scratch),
-            (seq_lens.data_ptr(), schedule_at, scratch_at),
-            (seq_lens.shape[0], self.grid.parts),
-        )
+        tensors = seq_lens, workspace.schedule, workspace.scratch
+        variant.launch((1, 1, 1), (), tensors, addresses, numbers)
+        self.plan = variant.directly("seq_lens")
 
     def forward(
         self,
@@ -197,7 +197,7 @@ class HopperStep:
         softmax_scale: float,
         causal: bool,
         kv_scale: Tensor | None,
-    ) -> None:
+    ) -> Launched:
         """Do as `forward` does, with queries that are boxed; fp8 is never uint8 here."""
         num_reqs, page_size = seq_lens.shape[0], cache.shape[1]
         types = queries[0].form, cache.dtype, out.dtype, kv_scale is None, lse is None
@@ -230,16 +230,16 @@ class HopperStep:
         else:
             pages = page_stride(cache)
             tensors, addresses = (cache, *tensors), (cache.data_ptr(), *addresses)
-        parts = self.grid.parts
+        numbers = (
+            *(self.num_heads, self.query_len, table.stride(0), pages),
+            *(num_reqs, self.grid.parts),
+        )
         layer.attention.launch(
             layer.grid,
             boxes,
             tensors,
             addresses,
-            (
-                *(softmax_scale * _LOG2E, self.num_heads, self.query_len),
-                *(table.stride(0), pages, num_reqs, parts),
-            ),
+            (softmax_scale * LOG2E, *numbers),
         )
         layer.merge.launch(
             layer.merge_grid,
@@ -254,6 +254,26 @@ class HopperStep:
             (pieces_at, sums_at, out_at, lse_at, schedule_at),
             (self.num_rows,),
         )
+        return Launched(layer, boxes, numbers)
+
+    def learn(
+        self, key: Hashable, call: CheckedCall, launched: Launched
+    ) -> Known | None:
+        """Let layers like one that was launched be `known`, where that can be.
+
+        Args:
+            key: All that `launched` depends on and that is not an address.
+            call: Whose queries were boxed as they are.
+            launched: As `attend` gave it.
+        """
+        known = self.known.get(key)
+        if known is None:
+            known = Known.of(launched, self.addresses, self.num_rows)
+            if known is None:
+                return None
+            hold(self.known, key, known)
+        known.hold(call, launched.boxes)
+        return known
 
     def merge(
         self, out: Tensor, lse: Tensor | None, shape: MergeShape, num_reqs: int
