@@ -172,42 +172,78 @@ def kernels() -> None:
         print(f"H{heads} Q{query_len} B{requests} S{mean}", spent)
 
 
-def host() -> None:
+def host(rounds: int = 100, calls_timed: int = 20) -> None:
     """Host time of build and forward, eager, and whether either waits for the device.
 
     By themselves, and through the contract: core's checks and the outputs it allocates.
+    A host may run at two speeds for seconds: all calls take turns, so that what is
+    compared ran at the same ones, and the fastest tenth says what the faster one gives.
     """
     bench = Bench(128 * 1024)
     point = Point(heads=16, query_len=4, requests=16, mean=1024, causal=True)
-    q, table_, lens = bench.inputs(point)
-    step, run = make_step(point), own(Tuning())(bench, point, q, table_, lens)
-    calls: dict[str, Callable[[], object]] = {
-        "build": lambda: step.build(lens),
-        "forward": run,
-    }
-    for kernel, graphs in itertools.product(("hopper", "portable"), (False, True)):
-        words = f", {kernel} by contract{' for graphs' * graphs}"
-        made = _contract_calls(
-            bench, point, q, table_, lens, kernel=kernel, graphs=graphs
-        )
-        calls |= {name + words: call for name, call in made.items()}
-    for name, call in calls.items():
-        samples = []
-        for _ in range(50):
+    calls = _host_calls(bench, point)
+    for call in calls.values():
+        for _ in range(3):  # what is compiled or known afterwards is not timed
+            call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
             torch.cuda.synchronize()
             begun = time.perf_counter()
-            for _ in range(20):
+            for _ in range(calls_timed):
                 call()
-            samples.append((time.perf_counter() - begun) / 20 * 1e6)
+            times[name].append((time.perf_counter() - begun) / calls_timed * 1e6)
+    for name, call in calls.items():
         torch.cuda.synchronize()
         torch.cuda._sleep(200_000_000)  # noqa: SLF001 - torch's only busy kernel
         begun = time.perf_counter()
         call()
         blocked = (time.perf_counter() - begun) * 1e3
         torch.cuda.synchronize()
+        fast = statistics.quantiles(times[name], n=10)[0]
         print(
-            f"{name}: {statistics.median(samples):.1f} us a call; behind a busy device {blocked:.2f} ms"
+            f"{name}: {statistics.median(times[name]):.1f} us a call, "
+            f"{fast:.1f} in the fastest tenth; behind a busy device {blocked:.2f} ms"
         )
+
+
+def _host_calls(bench: Bench, point: Point) -> dict[str, Callable[[], object]]:
+    """The calls whose host time is of interest, by what they are."""
+    q, table, lens = bench.inputs(point)
+    step = make_step(point)
+    rows = q.view(-1, point.heads, 576)
+    out = torch.empty((*rows.shape[:2], 512), dtype=q.dtype, device="cuda")
+    lse = torch.empty(rows.shape[:2], device="cuda")
+
+    def forward() -> None:
+        step.forward(
+            *(rows, None, bench.pool, table, lens, out, lse),
+            softmax_scale=SCALE,
+            causal=True,
+        )
+
+    calls: dict[str, Callable[[], object]] = {
+        "build, the step alone": lambda: step.build(lens),
+        "forward, the step alone, put together anew": forward,
+        "an output allocated": lambda: torch.empty(
+            out.shape, dtype=out.dtype, device="cuda"
+        ),
+    }
+    kinds = (
+        *itertools.product(("hopper", "portable"), (False, True), (1,)),
+        *(("hopper", True, 2), ("portable", True, 2)),
+    )
+    for kernel, graphs, widths in kinds:
+        words = f", {kernel} by contract{' for graphs' * graphs}"
+        words += " from a table of half the width" * (widths > 1)
+        made = _contract_calls(
+            *(bench, point, q, table, lens),
+            kernel=kernel,
+            graphs=graphs,
+            max_model_len=widths * table.shape[1] * bench.pool.shape[1],
+        )
+        calls |= {name + words: call for name, call in made.items()}
+    return calls
 
 
 def _contract_calls(
@@ -219,6 +255,7 @@ def _contract_calls(
     *,
     kernel: str,
     graphs: bool,
+    max_model_len: int,
 ) -> dict[str, Callable[[], object]]:
     """A build and a layer as an engine calls them; the outputs are the caller's or not."""
     problem = DecodeProblem(
@@ -228,7 +265,7 @@ def _contract_calls(
         masks=frozenset({Mask.CAUSAL}),
         needs_lse=True,
         max_num_reqs=128,
-        max_model_len=2 * point.mean,
+        max_model_len=max_model_len,
         graphs=graphs,
     )
     backend = chosen_backend(kernel)
@@ -256,8 +293,13 @@ def _contract_calls(
     def forward(**words: Tensor) -> object:
         return backend.forward(rows, bench.pool, built[0], softmax_scale=SCALE, **words)
 
+    def first() -> None:
+        build()
+        forward(**outputs)
+
     return {
         "build": build,
         "forward": forward,
         "forward into the caller's outputs": lambda: forward(**outputs),
+        "build and a first forward into them": first,
     }

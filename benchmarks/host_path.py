@@ -28,6 +28,7 @@ from mla_decode import (
     Mask,
     discover,
 )
+from mla_decode_triton import chosen_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +59,7 @@ CASES = tuple(
     Case(backend=name, arch=arch, **words)
     for name, arch in (
         ("triton_mla", "sm_90"),
+        ("hopper", "sm_90"),
         ("cuda_flashmla", "sm_90"),
         ("rocm_aiter", "gfx950"),
     )
@@ -92,7 +94,7 @@ def main(
 def measure(case: Case, repeats: int) -> dict[str, float]:
     """Operators and microseconds of one build and of a step's later layers."""
     device = DeviceInfo.assume(case.arch)
-    backend: Any = discover()[case.backend].backend
+    backend: Any = _backend(case.backend)
     problem = DecodeProblem(
         num_q_heads=HEADS,
         page_size=PAGE_SIZE,
@@ -133,6 +135,14 @@ def measure(case: Case, repeats: int) -> dict[str, float]:
             "forward_ops": count(forward),
             "forward_us": timed(forward, repeats),
         }
+
+
+def _backend(name: str) -> Any:
+    """A backend; ``triton_mla`` is its portable kernel, ``hopper`` its other one."""
+    kernels = {"triton_mla": "portable", "hopper": "hopper"}
+    if name in kernels:
+        return chosen_backend(kernels[name])
+    return discover()[name].backend
 
 
 def batch() -> CommonAttentionMetadata:
@@ -207,6 +217,35 @@ def _still_triton(builder: Any) -> None:
     builder.launcher.bind = bound
 
 
+def _still_hopper(builder: Any) -> None:
+    """Every launch goes straight to a driver that does nothing, as on the card."""
+    from mla_decode_triton.hopper import direct, launch  # noqa: PLC0415 - loads Triton
+    from mla_decode_triton.hopper.compat import DriverRun  # noqa: PLC0415 - as above
+
+    def encode(_index: int, box: Any) -> tuple[Any, ...]:
+        return object(), *box.shape, *box.strides
+
+    def driver_run(_compiled: object, _num_boxes: int) -> DriverRun:
+        return DriverRun(_do_nothing, encode)
+
+    vars(direct)["driver_run"] = driver_run
+    for name in ("plan", "swap", "asym", "merge"):
+        kernel = getattr(launch, f"{name}_kernel")
+        if not isinstance(kernel, _StillKernel):
+            setattr(launch, f"{name}_kernel", _StillKernel(kernel))
+    builder.has_only_gpu = True
+
+
+class _StillKernel:
+    """A kernel of Triton's whose front door gives something compiled and runs nothing."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.arg_names, self.params = kernel.arg_names, kernel.params
+
+    def __getitem__(self, _grid: object) -> Callable[..., object]:
+        return lambda *_, **__: self
+
+
 class _StillDecode:
     """FlashMLA's 2026 form, whose kernel returns the same two tensors every time."""
 
@@ -240,6 +279,7 @@ def _still_aiter(builder: Any) -> None:
 
 STILL: dict[str, Callable[[Any], None]] = {
     "triton_mla": _still_triton,
+    "hopper": _still_hopper,
     "cuda_flashmla": _still_flashmla,
     "rocm_aiter": _still_aiter,
 }
