@@ -16,9 +16,9 @@ VARIANTS = {
     "asym_fp8": ["asym_fp8"],
     "scorer": ["asym"],
     "multiplier": ["asym"],
+    "named_barriers": ["asym", "asym_fp8"],
     "words": ["asym_fp8"],
     "swap": ["swap", "swap_fp8"],
-    "named_barriers": ["asym", "asym_fp8"],
     "swap_fp8": ["swap_fp8"],
     "scoring": ["swap_fp8"],
     "copying": ["asym", "swap", "swap_fp8"],
@@ -29,11 +29,11 @@ VARIANTS = {
 """Who runs the code of each module."""
 
 EARLY_BYTES = "bytes may land before they are expected: the arrival is outstanding"
-HARMLESS = {
-    "copying.load_queries: mbarrier.expect(queries.full, ROWS * 576 * BYTES) swapped with the next": EARLY_BYTES,
 TWO_STAGES = "what two stages have is given, and taken, in either order"
 TWO_HALVES = "and so with two halves"
 LAST_MEETING = "to arrive is what closes a meeting, and nothing comes after the last"
+HARMLESS = {
+    "copying.load_queries: mbarrier.expect(queries.full, ROWS * 576 * BYTES) swapped with the next": EARLY_BYTES,
     "copying.produce: mbarrier.expect(left_full, LEFT) swapped with the next": EARLY_BYTES,
     "copying.produce: mbarrier.expect(right_full, RIGHT) swapped with the next": EARLY_BYTES,
     "scoring.score_half: signal(scores.full) swapped with the next": "given a little "

@@ -137,10 +137,10 @@ class World(Language):
         self.main = Agent("main", num_warps=4)
         self.turns = Turns(self.main, random.Random(seed))  # noqa: S311 - no secrets
         self.barriers = []
-        self.in_flight = {}
         self.meetings = {}
         self.votes = None
         """The register of votes by partition, once it is declared."""
+        self.in_flight = {}
         self.landings = []
         """The moments that copies are over."""
         self.num_allocations = 0
@@ -189,6 +189,7 @@ class World(Language):
 
     def barrier(self):
         self.me.gather()
+
     def inline_asm_elementwise(self, asm, constraints, args, *, dtype, is_pure, pack):
         if asm.startswith("bar."):
             return run_meeting(self, asm, *(int(arg) for arg in args))
@@ -214,7 +215,6 @@ class World(Language):
             self.votes[self.me] = bool((args[0] > 0).any())
             return args[0]
         return Scalar(int(self.votes.pop(self.me)))
-
 
     def fence_async_shared(self):
         self.me.fence()
