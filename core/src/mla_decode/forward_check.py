@@ -81,9 +81,10 @@ class CheckedCall:
         """[T, H, 512], contiguous; not initialised where core allocated it."""
         if self._out is None:
             builder = self.builder
-            rows = self.metadata.num_decode_tokens
-            self._out = torch.empty(
-                (rows, builder.problem.num_q_heads, LATENT_WIDTH),
+            self._out = torch.empty(  # sizes apart: torch reads a tuple more slowly
+                self.metadata.num_decode_tokens,
+                builder.problem.num_q_heads,
+                LATENT_WIDTH,
                 dtype=builder.out_dtype,
                 device=builder.device,
             )
@@ -98,8 +99,12 @@ class CheckedCall:
         """float32 [T, H], contiguous; None unless the problem needs it."""
         if self._lse is None and self.builder.problem.needs_lse:
             builder = self.builder
-            rows = (self.metadata.num_decode_tokens, builder.problem.num_q_heads)
-            self._lse = torch.empty(rows, dtype=torch.float32, device=builder.device)
+            self._lse = torch.empty(
+                self.metadata.num_decode_tokens,
+                builder.problem.num_q_heads,
+                dtype=torch.float32,
+                device=builder.device,
+            )
         return self._lse
 
     @lse.setter
