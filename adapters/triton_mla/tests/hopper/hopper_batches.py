@@ -33,6 +33,20 @@ def make_batch(lens, query_len, num_heads, page, dtype, *, seed=0, gap=0):
     return q, cache, table
 
 
+def raise_scores(q, cache, table, rows, rises, kv_scale=1.0):
+    """Raise scores of the first request's rows by so much, in log2, page by page.
+
+    Changes the last column of queries and cache, in place.
+    """
+    unit = SCALE * math.log2(math.e) * 64 * kv_scale
+    q[..., -1] = 0.0
+    q[0, rows, -1] = 64.0
+    column = torch.zeros(cache.shape[:2])
+    for page, rise in zip(table[0], rises, strict=False):
+        column[page] = rise / unit
+    cache[..., -1] = column.to(cache.dtype)
+
+
 def oracle(q, cache, table, lens, query_len, num_heads, *, causal, scale=SCALE):
     """float64, one request at a time."""
     out = torch.zeros(*q.shape[:2], 512, dtype=torch.float64)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hopper_batches import KV_SCALE, SCALE, check, oracle
+from hopper_batches import KV_SCALE, check, oracle, raise_scores
 from hopper_simulated import make_case, simulate
 from hopper_simulator import Binder, World
 
@@ -37,12 +37,7 @@ def make_rising_case(plan_kernel, rises, rows, *, fp8=False, dtype=torch.bfloat1
         fp8=fp8,
     )
     in_cache = KV_SCALE if fp8 else 1.0
-    case.q[..., -1] = 0.0
-    case.q[0, rows, -1] = 64.0
-    column = torch.full(case.cache.shape[:2], 0.0)
-    for tile, rise in enumerate(rises):
-        column[case.table[0, tile]] = rise / (SCALE * math.log2(math.e) * 64 * in_cache)
-    case.cache[..., -1] = column.to(case.cache.dtype)
+    raise_scores(case.q, case.cache, case.table, rows, rises, in_cache)
     expected = oracle(
         case.q,
         case.cache.double() * in_cache,

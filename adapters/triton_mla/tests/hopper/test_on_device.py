@@ -84,6 +84,21 @@ def test_agrees_with_float64(query_len, num_heads, dtype, causal, page):
     assert torch.equal(lse, again[1])
 
 
+def test_warps_raise_peaks_each_by_itself():
+    page, query_len, num_heads, lens = 64, 4, 16, [640, 64]
+    q, cache, table = batches.make_batch(
+        lens, query_len, num_heads, page, torch.bfloat16
+    )
+    rises = [0, 3, 12, 0, 40, 45, 90, 91, 20, 150]
+    batches.raise_scores(q, cache, table, [0, 8, 15, 33, 34], rises)
+    expected = batches.oracle(q, cache, table, lens, query_len, num_heads, causal=False)
+    step = _step(query_len, num_heads)
+    on_device = torch.tensor(lens, dtype=torch.int32).cuda()
+    out, lse = _run(step, q.cuda(), cache.cuda(), table.cuda(), on_device, causal=False)
+    shape = (len(lens), query_len * num_heads)
+    batches.check((out.cpu().view(*shape, 512), lse.cpu().view(shape)), expected)
+
+
 def test_a_captured_step_follows_lengths_changed_in_place():
     page, query_len, num_heads = 64, 4, 16
     longer, shorter = [4096, 70, 640, 1500], [64, 4096, 0, 300]
