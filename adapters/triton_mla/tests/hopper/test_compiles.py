@@ -95,6 +95,66 @@ def spills_between_products(listing):
     return re.findall(r".*\b(?:LDL|STL)\b.*", listing[start:stop])
 
 
+def numbers_of_barriers(ptx, calls):
+    """Numbers of Triton's barriers; `calls` counts those of a number in a register."""
+    found = re.findall(r"\bbar(?:rier)?\.(sync|arrive)\s+([^;]*);", ptx)
+    ours = [name for name, operands in found if operands.startswith("%")]
+    assert {name: ours.count(name) for name in calls} == calls
+    assert len(ours) == sum(calls.values())
+    return {int(x.split(",")[0]) for _, x in found if not x.startswith("%")}
+
+
+def branches_on_votes(listing):
+    """What each warp does where its vote says so: the instructions that are skipped."""
+    code = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", listing)
+    places = {int(address, 16): i for i, (address, _) in enumerate(code)}
+    for vote, (_, text) in enumerate(code):
+        if text.startswith("VOTE.ANY"):
+            jumps = (i for i in range(vote, len(code)) if " BRA 0x" in code[i][1])
+            jump = next(jumps)
+            target = places[int(code[jump][1].split()[-1], 16)]
+            yield [text for _, text in code[jump + 1 : target]]
+
+
+def check_many_rows(compiled, listing, *, reloads=0):
+    """Hold what both variants for many rows have in common."""
+    from mla_decode_triton.hopper.named_barriers import (
+        LEFT_IS_FREE,
+        RIGHT_IS_FREE,
+        WEIGHTS,
+    )
+
+    # 36 steps of 16 columns for the scores, 4 of 16 tokens for each half of the values.
+    assert listing.count("HGMMA") == 36 + 4 + 4
+    # Products are waited for where that is written and nowhere else: a compiler that
+    # serialises them says so only in a warning.
+    assert listing.count("WARPGROUP.DEPBAR") == 3
+    begin, scored = listing.index("HGMMA.64x64x"), listing.rindex("HGMMA.64x64x")
+    values = listing.index("HGMMA.64x256x", scored)
+    assert not re.search(r"\bSTL\b", listing[begin:values])
+    assert len(re.findall(r"\bLDL\b", listing[begin:values])) <= reloads
+    # One or two before the queries are free, after the last tile; one before the weights.
+    assert listing[scored:values].count("BAR.SYNC") <= 3
+    # Each is written once, and room is given twice and taken twice besides.
+    theirs = numbers_of_barriers(
+        compiled.asm["ptx"], {"arrive": 4 + 2 * 2, "sync": 3 + 2 * 2}
+    )
+    pairs = [n.value for n in (WEIGHTS, RIGHT_IS_FREE, LEFT_IS_FREE)]
+    ours = {number + stage for number in pairs for stage in (0, 1)}
+    assert len(ours) == 6
+    assert max(theirs) < min(ours)
+    assert max(ours) < 16
+    # Warps branch each by itself, so they may do nothing there together.
+    branches = list(branches_on_votes(listing))
+    assert len(branches) == 2
+    for branch in branches:
+        assert sum("FMUL" in text for text in branch) >= 128
+        together = r"\b(?:BAR|SYNCS|LDS|STS|HGMMA|WARPGROUP)\b"
+        assert not [text for text in branch if re.search(together, text)]
+    assert compiled.asm["ptx"].count(".reg .b32 mla_vote") == 1
+    assert compiled.asm["ptx"].count("vote.sync.any.pred") == 2
+
+
 @pytest.fixture(autouse=True)
 def needs_gluon():
     pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
@@ -108,21 +168,20 @@ def test_the_compilers_are_those_that_were_asked_for():
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-@pytest.mark.parametrize("page", [16, 64, 128])
-def test_the_variant_for_many_rows_fits(page, tmp_path):
+@pytest.mark.parametrize(
+    ("dtype", "page"), [("bf16", 16), ("fp16", 16), ("bf16", 64), ("bf16", 128)]
+)
+def test_the_variant_for_many_rows_fits(dtype, page, tmp_path):
     from mla_decode_triton.hopper.asym import asym_kernel
 
-    compiled = compile_gluon(asym_kernel, "bf16", page, CAUSAL=True)
+    compiled = compile_gluon(asym_kernel, dtype, page, CAUSAL=True)
     assert compiled.metadata.shared <= SHARED_LIMIT
     registers, stack, listing = resources(compiled, tmp_path)
     assert registers <= 168
-    assert stack <= STACK_LIMIT
+    # 3.6 spills more where the copying warp copies four boxes for one.
+    assert stack <= (128 if page < 64 else STACK_LIMIT)
     assert listing.count("UTMALDG") == 9 + 9 * max(1, 64 // page)
-    # 36 steps of 16 columns for the scores, 4 of 16 tokens for each half of the values.
-    assert listing.count("HGMMA") == 36 + 4 + 4
-    # Products are waited for where that is written and nowhere else: a compiler that
-    # serialises them says so only in a warning.
-    assert listing.count("WARPGROUP.DEPBAR") == 3
+    check_many_rows(compiled, listing)
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
@@ -180,8 +239,8 @@ def test_the_variant_for_many_rows_of_fp8_caches_fits(page, tmp_path):
     registers, stack, listing = resources(compiled, tmp_path)
     assert registers <= 168
     assert stack <= 96
-    assert listing.count("HGMMA") == 36 + 4 + 4
-    assert listing.count("WARPGROUP.DEPBAR") == 3
+    # 3.9 fetches one address in the scorer's loop.
+    check_many_rows(compiled, listing, reloads=1)
     assert listing.count("UTMALDG") == 9
     assert listing.count("UBLKPF") == 3
     # Two tiles of 36 KB, 16 bytes a load of 128 threads; 72 KB of stores, between which
