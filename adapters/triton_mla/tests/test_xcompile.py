@@ -67,16 +67,6 @@ def test_says_what_does_not_fit(change, fault):
     assert FITTING.faults(ARCH_TILES["gfx942"], needs_matrix=True) == []
 
 
-def test_only_sm_90_may_spill_and_that_to_a_limit():
-    spilling = [arch for arch, tiles in ARCH_TILES.items() if tiles.spill_bytes]
-    assert spilling == ["sm_90"]
-    tiles = ARCH_TILES["sm_90"]
-    most = dataclasses.replace(FITTING, spilled_bytes=tiles.spill_bytes)
-    more = dataclasses.replace(FITTING, spilled_bytes=tiles.spill_bytes + 1)
-    assert most.faults(tiles, needs_matrix=True) == []
-    assert more.faults(tiles, needs_matrix=True) == ["spills 97 bytes a thread"]
-
-
 def test_exits_1_where_a_kernel_does_not_fit(monkeypatch, capsys):
     too_large = dataclasses.replace(FITTING, shared_bytes=1 << 20)
     monkeypatch.setattr(xcompile, "compile_target", lambda _: too_large)

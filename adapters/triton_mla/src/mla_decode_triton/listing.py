@@ -32,7 +32,7 @@ class Footprint:
         faults = []
         if self.shared_bytes > arch.shared_bytes:
             faults.append(f"shared {self.shared_bytes} > {arch.shared_bytes} bytes")
-        if self.spilled_bytes > arch.spill_bytes:
+        if self.spilled_bytes:
             faults.append(f"spills {self.spilled_bytes} bytes a thread")
         if needs_matrix and not self.matrix_instructions:
             faults.append(f"none of {', '.join(arch.matrix_instructions)}")

@@ -50,8 +50,6 @@ class ArchTiles:
     """One of these stands in the listing of a compiled decode kernel."""
     widens_fp8_in_ptx: bool = False
     """Whether fp8 is widened by our own instructions and not by Triton's."""
-    spill_bytes: int = 0
-    """What a thread may spill: none, but where such a tile was timed as the fastest."""
 
     def tile(self, num_rows: int, kv_dtype: str) -> Tile:
         """The smallest tile that holds the rows, or the largest there is."""
@@ -72,13 +70,10 @@ _NARROW_FP8 = Tile(rows=16, tokens=32, num_warps=4, stages=3, paired=True, resid
 _HOPPER_NARROW_FP8 = Tile(
     rows=16, tokens=64, num_warps=4, stages=3, paired=True, residents=2
 )
-"""Under Triton 3.6 it takes every register that a thread may have and spills 32 to 80
-bytes, within what sm_90 is allowed; under 3.9 none. Of nine tiles timed on an H200 it is
-the fastest all the same: 0.75 of the bf16 walk, 0.88 of `_NARROW_FP8`.
+"""Of nine tiles timed on an H200 the fastest: 0.75 of the bf16 walk, 0.88 of
+`_NARROW_FP8`. It takes every register that a thread may have under Triton 3.6, which
+still spills 48 to 64 bytes of it with pages of one token; 3.9 spills none.
 """
-_HOPPER_SPILL_BYTES = 96
-"""What Triton 3.9 spills (88) of `_WIDE` where pages are shorter than it, and 3.6 (32 to
-80) of `_HOPPER_NARROW_FP8`; both were timed on an H200, under 3.6."""
 _MIDDLE = Tile(rows=32, tokens=32, num_warps=8, stages=2)
 _WIDE = Tile(rows=64, tokens=64, num_warps=8, stages=2, detached=True)
 _BLACKWELL_WIDE = Tile(rows=64, tokens=32, num_warps=8, stages=3, detached=True)
@@ -142,7 +137,6 @@ ARCH_TILES = MappingProxyType(
                 num_units=132,
                 matrix_instructions=("wgmma.mma_async", "mma.sync"),
                 widens_fp8_in_ptx=True,
-                spill_bytes=_HOPPER_SPILL_BYTES,
             ),
             _blackwell("sm_100", num_units=148),
             _blackwell("sm_103", num_units=160),

@@ -19,6 +19,10 @@ _LOWEST = tl.constexpr(-3.0e38)
 _LN2 = tl.constexpr(0.6931471805599453)
 _LATENT = tl.constexpr(512)
 _ROPE = tl.constexpr(64)
+_STRIPE = tl.constexpr(4)
+"""Rows that the warps of a program load at a time."""
+_ROW_MULTIPLE = tl.constexpr(32)
+"""What a row's width is a multiple of, read one by one (576) or in pairs (288)."""
 
 
 @triton.jit
@@ -143,15 +147,15 @@ def _as_operand(
 def _find_pages(
     table_row, token0, seq_len, PAGE: tl.constexpr, BLOCK_TOKENS: tl.constexpr
 ):
-    """The page of a tile, or of each of its tokens where pages are shorter.
+    """The page of a tile, or its pages where they are shorter.
 
     Reads no slot past those in use.
     """
     if PAGE >= BLOCK_TOKENS:
         pages = tl.load(table_row + token0 // PAGE, mask=token0 < seq_len, other=0)
     else:
-        tokens = token0 + tl.arange(0, BLOCK_TOKENS)
-        pages = tl.load(table_row + tokens // PAGE, mask=tokens < seq_len, other=0)
+        slots = token0 // PAGE + tl.arange(0, BLOCK_TOKENS // PAGE)
+        pages = tl.load(table_row + slots, mask=slots * PAGE < seq_len, other=0)
     return pages
 
 
@@ -173,16 +177,22 @@ def _load_tile(
     LATENT: tl.constexpr = _LATENT // PACK
     ROPE: tl.constexpr = _ROPE // PACK
     WIDTH: tl.constexpr = LATENT + ROPE
-    cols = tl.arange(0, BLOCK_TOKENS)
-    tokens = token0 + cols
+    tokens = token0 + tl.arange(0, BLOCK_TOKENS)
     inside = tokens < seq_len
-    page_starts = pages.to(tl.int64) * page_stride
     if PAGE >= BLOCK_TOKENS:
-        base = kv + (page_starts + (token0 % PAGE) * WIDTH)
-        rows = cols * WIDTH
+        base = kv + (pages.to(tl.int64) * page_stride + (token0 % PAGE) * WIDTH)
+        # A thread's rows are _STRIPE apart: offsets counted so differ by constants,
+        # where a register for each would be held all along the walk.
+        stripes = tl.arange(0, BLOCK_TOKENS // _STRIPE) * (_STRIPE * WIDTH)
+        stripe = tl.arange(0, _STRIPE) * WIDTH
+        rows = tl.reshape(stripes[:, None] + stripe[None, :], [BLOCK_TOKENS])
+        rows = tl.multiple_of(rows, _ROW_MULTIPLE)  # Triton 3.6 forgets it in a reshape
     else:
-        base = kv
-        rows = page_starts + (tokens % PAGE) * WIDTH
+        # Spread over their tokens here and not when found: fewer registers wait.
+        pages = tl.broadcast_to(pages[:, None], [BLOCK_TOKENS // PAGE, PAGE])
+        pages = tl.reshape(pages, [BLOCK_TOKENS])
+        base = (kv + pages.to(tl.int64) * page_stride)[:, None]
+        rows = (tokens % PAGE) * WIDTH
     latent_ptrs = base + (rows[:, None] + tl.arange(0, LATENT)[None, :])
     rope_ptrs = base + (rows[:, None] + (tl.arange(0, ROPE) + LATENT)[None, :])
     latent = tl.load(latent_ptrs, mask=inside[:, None], other=0.0)
@@ -272,7 +282,6 @@ def decode_kernel(
     rows = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     token = rows // num_heads
     head = rows % num_heads
-    inside = rows < num_rows
     has_keys = rows < tl.where(first < last, num_rows, 0)
     latent_cols = tl.arange(0, _LATENT)
     rope_cols = tl.arange(0, _ROPE)
@@ -369,24 +378,29 @@ def decode_kernel(
         factor = factor * kv_scale
     acc = tl.where(empty[:, None], 0.0, acc * factor[:, None])
     lse_log2 = tl.where(empty, float("-inf"), peak + tl.log2(safe_total))
-    # 64-bit up to the request, 32-bit within it: 4096 rows x 128 splits x 512 fit.
-    row_base = token_base * num_heads
+    # 64-bit up to the tile, 32-bit within it: 64 rows x 128 splits x 512 fit. Counted
+    # from the tile's first row, so that no offset is held while the keys are walked.
+    row_base = token_base * num_heads + row_tile * BLOCK_ROWS
+    tile_rows = tl.arange(0, BLOCK_ROWS)
+    left = num_rows - row_tile * BLOCK_ROWS
+    stored = tile_rows < left
     if SPLIT:
-        slots = rows * num_splits
+        slots = tile_rows * num_splits
         slot_base = row_base * num_splits + split
-        tl.store(lse_ptr + slot_base + slots, lse_log2, mask=inside)
+        tl.store(lse_ptr + slot_base + slots, lse_log2, mask=stored)
         partial_ptrs = (
             out_ptr
             + slot_base * _LATENT
             + ((slots * _LATENT)[:, None] + latent_cols[None, :])
         )
-        tl.store(partial_ptrs, acc, mask=has_keys[:, None])
+        written = tile_rows < tl.where(first < last, left, 0)
+        tl.store(partial_ptrs, acc, mask=written[:, None])
     else:
         if NEEDS_LSE:
-            tl.store(lse_ptr + row_base + rows, lse_log2 * _LN2, mask=inside)
+            tl.store(lse_ptr + row_base + tile_rows, lse_log2 * _LN2, mask=stored)
         out_ptrs = (
             out_ptr
             + row_base * _LATENT
-            + ((rows * _LATENT)[:, None] + latent_cols[None, :])
+            + ((tile_rows * _LATENT)[:, None] + latent_cols[None, :])
         )
-        tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=inside[:, None])
+        tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=stored[:, None])
