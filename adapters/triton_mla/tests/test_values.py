@@ -67,6 +67,16 @@ def test_agrees_with_float64(
     assert not out[-query_len:].any()
 
 
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_truth_of_a_gpu_is_the_oracle_s(kv_dtype, causal):
+    problem = DecodeProblem(num_q_heads=3, kv_dtype=kv_dtype, page_size=16)
+    drawn = make_step(problem, WIDE, [40, 4, 0], query_len=4, causal=not causal)
+    step = drawn.under(causal=causal)
+    for found, right in zip(step.truth(), step.oracle(), strict=True):
+        torch.testing.assert_close(found, right, atol=1e-12, rtol=1e-12)
+
+
 def test_takes_a_pair_without_joining_it():
     problem = DecodeProblem(
         num_q_heads=4, page_size=16, max_num_reqs=2, max_model_len=64

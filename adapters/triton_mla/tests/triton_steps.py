@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -37,6 +37,36 @@ class Step:
             softmax_scale=SCALE,
             kv_scale=1.0 if self.kv_scale is None else KV_SCALE,
         )
+
+    def truth(self):
+        """`oracle` where the step lies: on a GPU a grid of blocks takes a second."""
+        common, page_size = self.common, self.kv_cache.shape[1]
+        rows, heads, _ = self.q.shape
+        out = self.q.new_zeros(rows, heads, 512, dtype=torch.float64)
+        lse = out.new_full((rows, heads), -torch.inf)
+        starts = common.query_start_loc_cpu.tolist()
+        for request, seq_len in enumerate(common.seq_lens.tolist()):
+            own = slice(starts[request], starts[request + 1])
+            if not seq_len or own.start == own.stop:
+                continue
+            pages = common.block_table_tensor[request, : -(-seq_len // page_size)]
+            keys = self.kv_cache[pages.long()].double().view(-1, 576)[:seq_len]
+            keys = keys * (1.0 if self.kv_scale is None else KV_SCALE)
+            scores = self.q[own].double() @ keys.T * SCALE
+            if self.causal:
+                ends = torch.arange(own.start - own.stop, 0, device=keys.device)
+                last_seen = seq_len + ends[:, None, None]
+                key = torch.arange(seq_len, device=keys.device)
+                scores = scores.masked_fill(key > last_seen, -torch.inf)
+            lse[own] = scores.logsumexp(-1)
+            out[own] = (scores - lse[own][..., None]).exp() @ keys[:, :512]
+        return out, lse
+
+    def under(self, *, causal):
+        """The same tensors under a mask."""
+        fields = {n: getattr(self.common, n) for n in type(self.common).__slots__}
+        common = type(self.common)(**fields | {"causal": causal})
+        return replace(self, causal=causal, common=common)
 
     def run(self, builder, by=backend, **kwargs):
         return by.forward(
@@ -101,4 +131,5 @@ def make_step(
 
 def relative_error(out, truth):
     """Of the worst request-independent norm; NaN never passes a comparison."""
-    return ((out.cpu().double() - truth).norm() / truth.norm()).item()
+    out = out.to(truth.device).double()
+    return ((out - truth).norm() / truth.norm()).item()
