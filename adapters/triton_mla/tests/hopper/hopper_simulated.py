@@ -71,14 +71,15 @@ def make_case(
         causal=causal,
         num_parts=num_parts,
         scale=scale,
-        schedule=_plan(plan_kernel, seq_lens, num_parts),
+        schedule=plan_batch(plan_kernel, seq_lens, num_parts),
         expected=oracle(
             q, truth, table, lens, query_len, num_heads, causal=causal, scale=scale
         ),
     )
 
 
-def _plan(plan_kernel, seq_lens, num_parts):
+def plan_batch(plan_kernel, seq_lens, num_parts):
+    """The work table of a batch."""
     steps = len(seq_lens).bit_length()
     schedule = torch.full((HEADER + 8 * BLOCK_PARTS,), 2**30, dtype=torch.int32)
     plan_kernel[(1,)](
@@ -210,6 +211,30 @@ def interpreted_merge(merge_kernel, *, columns):
             BLOCK_PIECES=4,
             BLOCK_COLUMNS=columns,
             EARLY=False,
+        )
+
+    return merge
+
+
+def simulated_merge(shape, *, trees=None, needs_lse=True):
+    """`merge_rows.merge_kernel` in the simulator, as a function like `merge_pieces`."""
+    from mla_decode_triton.hopper import merge_rows
+
+    def merge(partial_out, partial_lse, out, lse, schedule, num_rows):
+        late = dict(partial_out=partial_out, partial_lse=partial_lse, out=out, lse=lse)
+        num_parts = partial_lse.numel() // num_rows // 2
+        num_reqs = out.numel() // num_rows // 512
+        row_blocks = math.ceil(num_rows / shape.rows)
+        hopper_simulator.run(
+            merge_rows,
+            "merge_kernel",
+            (min(num_reqs, num_parts) * row_blocks * shape.blocks, 1),
+            {name: Pointer(tensor, is_late=True) for name, tensor in late.items()}
+            | {"table": Pointer(schedule), "num_rows": num_rows}
+            | {"NEEDS_LSE": needs_lse, "BLOCK_PARTS": BLOCK_PARTS}
+            | {"BLOCK_ROWS": shape.rows, "BLOCK_PIECES": shape.pieces}
+            | {"BLOCK_COLUMNS": shape.columns},
+            trees=trees,
         )
 
     return merge

@@ -211,14 +211,15 @@ def test_the_variant_for_fp8_caches_fits(page, rows, tmp_path):
     assert compiled.metadata.shared <= SHARED_LIMIT
     registers, stack, listing = resources(compiled, tmp_path)
     assert registers <= 128
-    assert stack <= (192 if rows == 32 else 64)
-    assert rows == 32 or not spills_between_products(listing)
+    assert stack <= (160 if rows == 32 else STACK_LIMIT)
+    # 36 steps of 16 columns for the scores; 512 columns, in even and odd ones, by four
+    # steps of 16 tokens for the values.
     assert listing.count("HGMMA") == 36 + 32
-    assert listing.count("WARPGROUP.DEPBAR") == 4
-    # 128 threads a half of the tile: two codes a product, 16 a load, 8 a store.
-    assert listing.count("HMUL2.BF16_V2") == 64 * 576 // 128 // 2
-    assert listing.count("LDS.128") >= 64 * 576 // 128 // 16
-    assert listing.count("STS.128") >= 64 * 512 // 128 // 8
+    assert listing.count("WARPGROUP.DEPBAR") == 1 + 1 + (8 if rows == 32 else 4)
+    # Codes are read once for each product, 16 neighbours of a token or 16 pairs of a
+    # column, and written nowhere.
+    assert len(re.findall(r"LDS\.128", listing)) >= 64 * 576 // 128 // 16
+    assert listing.count("LDSM.16.MT88.4") == 64 * 512 // 128 // 16
     assert listing.count("UTMALDG") == 9 + 9 * max(1, 64 // page)
 
 

@@ -22,7 +22,7 @@ from mla_decode_triton.hopper.compat import driver_run
 from mla_decode_triton.hopper.direct import Variant
 from mla_decode_triton.hopper.launch import HopperStep
 
-KERNELS = ("plan", "swap", "swap_fp8", "asym", "asym_fp8", "merge")
+KERNELS = ("plan", "swap", "swap_fp8", "asym", "asym_fp8", "merge", "merge_rows")
 NUM_REQS = 3
 
 
@@ -34,8 +34,10 @@ class Door:
         self.arg_names, self.params = kernel.arg_names, kernel.params
 
     def __getitem__(self, grid):
-        def by_front_door(*arguments, num_warps, launch_pdl=False, **constants):
-            del num_warps, launch_pdl
+        def by_front_door(*arguments, num_warps, **constants):
+            assert num_warps in {4, 8}
+            for option in ("launch_pdl", "maxnreg"):
+                constants.pop(option, None)
             named = dict(zip(self.arg_names, arguments, strict=False))
             assert not named.keys() & constants.keys()
             self.calls.append((self.name, "front door", grid, named | constants))
@@ -85,13 +87,15 @@ def shifted(tensor):
 class Case:
     """A step and the tensors of its calls."""
 
-    def __init__(self, query_len, num_heads, *, fp8=False, with_lse=True):
+    def __init__(
+        self, query_len, num_heads, *, fp8=False, with_lse=True, multiprocessors=5
+    ):
         self.step = HopperStep.alone(
             max_num_reqs=8,
             query_len=query_len,
             num_heads=num_heads,
             device=torch.device("cpu"),
-            multiprocessors=5,
+            multiprocessors=multiprocessors,
         )
         rows = NUM_REQS * query_len, num_heads
         dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
@@ -123,8 +127,8 @@ def ways(calls):
     return found
 
 
-def on_the_way(way, kernel):
-    return [("plan", way), (kernel, way), ("merge", way)]
+def on_the_way(way, kernel, merge="merge_rows"):
+    return [("plan", way), (kernel, way), (merge, way)]
 
 
 @pytest.mark.parametrize(
@@ -132,6 +136,7 @@ def on_the_way(way, kernel):
     [
         ("swap", {"query_len": 1, "num_heads": 16}),
         ("swap", {"query_len": 2, "num_heads": 16, "with_lse": False}),
+        ("swap", {"query_len": 1, "num_heads": 16, "multiprocessors": 40}),
         ("swap_fp8", {"query_len": 2, "num_heads": 3, "fp8": True}),
         ("asym", {"query_len": 4, "num_heads": 16}),
         ("asym_fp8", {"query_len": 4, "num_heads": 16, "fp8": True}),
@@ -140,11 +145,12 @@ def on_the_way(way, kernel):
 )
 def test_every_parameter_gets_by_position_what_it_gets_by_name(calls, kernel, words):
     case = Case(**words)
+    merge = "merge" if "multiprocessors" in words else "merge_rows"
     case.run()
     case.run()
     first, second = calls[:3], calls[3:]
-    assert [call[:2] for call in first] == on_the_way("front door", kernel)
-    assert [call[:2] for call in second] == on_the_way("direct", kernel)
+    assert [call[:2] for call in first] == on_the_way("front door", kernel, merge)
+    assert [call[:2] for call in second] == on_the_way("direct", kernel, merge)
     for (_, _, grid, by_name), (_, _, same_grid, by_position) in zip(
         first, second, strict=True
     ):
@@ -165,7 +171,7 @@ def test_a_variant_serves_other_tensors_of_its_types(calls):
     named = {name: arguments for name, _, _, arguments in calls}
     assert named["swap"]["table"] == other.table.data_ptr()
     assert named["swap"]["kv"].data_ptr() == other.cache.data_ptr()
-    assert named["merge"]["out"] == other.out.data_ptr()
+    assert named["merge_rows"]["out"] == other.out.data_ptr()
     assert ways(calls) == on_the_way("direct", "swap")
 
 

@@ -16,7 +16,7 @@ from mla_decode import (
     StaleMetadataError,
 )
 from mla_decode_triton import chosen_backend
-from mla_decode_triton.hopper import boxes, direct, known, launch
+from mla_decode_triton.hopper import boxes, direct, grid, known, launch
 from mla_decode_triton.hopper.compat import DriverRun
 
 SCALE = 0.25
@@ -30,7 +30,8 @@ class Kernels:
     def __init__(self, monkeypatch):
         self.calls = []
         self.params = {}
-        for name in ("plan", "swap", "swap_fp8", "asym", "asym_fp8", "merge"):
+        attending = "swap", "swap_fp8", "asym", "asym_fp8"
+        for name in ("plan", *attending, "merge", "merge_rows"):
             kernel = getattr(launch, f"{name}_kernel")
             monkeypatch.setattr(launch, f"{name}_kernel", Kernel(self, name, kernel))
         monkeypatch.setattr(direct, "driver_run", self.driver_run)
@@ -290,11 +291,19 @@ def test_a_profiler_hears_of_known_layers_and_of_builds(kernels):
 
 @pytest.mark.parametrize(
     ("kernel", "name"),
-    [("plan", "seq_lens"), ("swap", "table"), ("swap", "lse"), ("merge", "lse")],
+    [
+        ("plan", "seq_lens"),
+        ("swap", "table"),
+        ("swap", "lse"),
+        ("merge", "lse"),
+        ("merge_rows", "lse"),
+    ],
 )
 def test_an_address_that_a_kernel_demands_something_of_is_looked_at(
     monkeypatch, kernels, kernel, name
 ):
+    if kernel == "merge_rows":
+        monkeypatch.setattr(grid, "H200_MULTIPROCESSORS", 8)
     free = getattr(launch, f"{kernel}_kernel")
     free.params = [
         SimpleNamespace(

@@ -25,6 +25,25 @@ def test_every_code_becomes_its_value(dtype):
     require_values(run_packed(assembly.value, all_codes(), dtype), all_codes())
 
 
+def test_every_code_becomes_its_value_but_for_the_unit():
+    from mla_decode_triton.hopper import widening
+
+    low = run_packed(widening.TO_LOW_BF16.value, all_codes(), torch.bfloat16)
+    require_values(low.double() / widening.UNIT.value, all_codes())
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_codes_of_pairs_become_their_values_but_for_the_unit(second):
+    from mla_decode_triton.hopper import widening
+
+    pairs = torch.arange(65536).to(torch.uint16).view(torch.int16)
+    assembly = widening.SECOND_TO_LOW_BF16 if second else widening.FIRST_TO_LOW_BF16
+    values = run_packed(assembly.value, pairs, torch.bfloat16)
+    codes = pairs.view(torch.float8_e4m3fn)[int(second) :: 2].double()
+    finite = ~codes.isnan()
+    assert torch.equal(values.double()[finite] / widening.UNIT.value, codes[finite])
+
+
 @pytest.mark.cuda
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

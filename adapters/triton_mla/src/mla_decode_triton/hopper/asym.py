@@ -73,7 +73,7 @@ def asym_kernel(
     dtype: gl.constexpr = kv.dtype
     declare_vote()
     queries = new_queries(q_latent, q_rope, dtype, ROWS)
-    boxes = new_keys(kv, PIECE, 2, False, 1, True)
+    boxes = new_keys(kv, PIECE, 2, True)
     keys = key_matrices(boxes, dtype)
     given = new_handover(keys, ROWS)
     fence_async_shared()
@@ -126,7 +126,6 @@ def asym_kernel(
                     lse,
                     ROWS,
                     2,
-                    False,
                     False,
                     NEEDS_LSE,
                     PAGE,

@@ -35,7 +35,7 @@ def _new_groups(dtype: gl.constexpr):
     rope = gl.allocate_shared_memory(dtype, [2, TILE, 64], MATRIX)
     left_full = new_barriers(2)
     right_full = new_barriers(2)
-    return Keys(left, right, rope, left_full, right_full, left_full, right_full)
+    return Keys(left, right, rope, left_full, right_full, left_full)
 
 
 @gluon.jit(

@@ -101,7 +101,6 @@ def produce(
     ROWS: gl.constexpr,
     STAGES: gl.constexpr,
     ROPE_FIRST: gl.constexpr,
-    FREED_AT_ONCE: gl.constexpr,
     NEEDS_LSE: gl.constexpr,
     PAGE: gl.constexpr,
     PIECE: gl.constexpr,
@@ -110,9 +109,8 @@ def produce(
     """Bring all that the part's items need, in order; then write its EMPTY rows.
 
     ROPE_FIRST: the rope part comes with the left half of a tile and not with the right
-    one. FREED_AT_ONCE: as in `new_keys`. STAGES is 1, 2 or 4. NAMED: how many threads
-    meet at the named barriers that free the halves of two stages; 0 where they are
-    freed by barriers of `keys`.
+    one. STAGES is 1, 2 or 4. NAMED: how many threads meet at the named barriers that
+    free the halves of two stages; 0 where `keys` have the barriers that free stages.
     """
     BYTES: gl.constexpr = kv.dtype.primitive_bitwidth // 8
     LEFT: gl.constexpr = TILE * (HALF + 64 if ROPE_FIRST else HALF) * BYTES
@@ -137,7 +135,7 @@ def produce(
                 if NAMED:
                     take(LEFT_IS_FREE + stage, NAMED)
                 else:
-                    mbarrier.wait(keys.left_free.index(stage), parity)
+                    mbarrier.wait(keys.free.index(stage), parity)
                 mbarrier.expect(left_full, LEFT)
                 if ROPE_FIRST:
                     load_columns(
@@ -168,8 +166,6 @@ def produce(
                 )
                 if NAMED:
                     take(RIGHT_IS_FREE + stage, NAMED)
-                elif not FREED_AT_ONCE:
-                    mbarrier.wait(keys.right_free.index(stage), parity)
                 mbarrier.expect(right_full, RIGHT)
                 load_columns(
                     kv,

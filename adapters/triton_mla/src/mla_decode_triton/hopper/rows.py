@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from mla_decode_triton.hopper.compat import aggregate
-from mla_decode_triton.hopper.walk import HALF, LATENT, TILE
+from mla_decode_triton.hopper.walk import LATENT, TILE
 
 LN2 = gl.constexpr(0.6931471805599453)
 LOWEST = gl.constexpr(-1.0e30)
@@ -153,8 +153,27 @@ def store_half(
     ROW_AXIS: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):
-    """Store 256 columns of an item, from a given one on."""
+    """Store 256 columns of an item times a factor of their rows, from a given one on."""
     values = acc * gl.expand_dims(factor, 1 - ROW_AXIS)
+    store_columns(
+        outputs, values, part, base, slot_base, is_split, COLUMN, ROWS, ROW_AXIS, LAYOUT
+    )
+
+
+@gluon.jit
+def store_columns(
+    outputs,
+    values,
+    part,
+    base,
+    slot_base,
+    is_split,
+    COLUMN: gl.constexpr,
+    ROWS: gl.constexpr,
+    ROW_AXIS: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
+    """Store some columns of an item, from a given one on."""
     if is_split:
         _store(
             outputs.partial_out, values, part, slot_base, COLUMN, ROWS, ROW_AXIS, LAYOUT
@@ -181,7 +200,8 @@ def _store(
 ):
     """Store what is in a layout at the rows from a first one on, those that exist."""
     rows = part.row0 + gl.arange(0, ROWS, layout=gl.SliceLayout(1 - ROW_AXIS, LAYOUT))
-    columns = COLUMN + gl.arange(0, HALF, layout=gl.SliceLayout(ROW_AXIS, LAYOUT))
+    COUNT: gl.constexpr = values.shape[1 - ROW_AXIS]
+    columns = COLUMN + gl.arange(0, COUNT, layout=gl.SliceLayout(ROW_AXIS, LAYOUT))
     columns = gl.expand_dims(columns, ROW_AXIS)
     offsets = gl.expand_dims(base + rows, 1 - ROW_AXIS) * LATENT + columns
     inside = gl.expand_dims(rows < part.num_rows, 1 - ROW_AXIS)

@@ -35,7 +35,7 @@ class Queries:
 class Keys:
     """Stages of tiles: latent columns 0..255, 256..511, the rope, and barriers.
 
-    Where named barriers free stages, nobody looks at `left_free` and `right_free`.
+    `free` frees a whole stage; where named barriers free halves, nobody looks at it.
     """
 
     left: gl.shared_memory_descriptor
@@ -43,20 +43,16 @@ class Keys:
     rope: gl.shared_memory_descriptor
     left_full: gl.shared_memory_descriptor
     right_full: gl.shared_memory_descriptor
-    left_free: gl.shared_memory_descriptor
-    right_free: gl.shared_memory_descriptor
+    free: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
-    def __init__(
-        self, left, right, rope, left_full, right_full, left_free, right_free
-    ) -> None:
+    def __init__(self, left, right, rope, left_full, right_full, free) -> None:
         self.left = left
         self.right = right
         self.rope = rope
         self.left_full = left_full
         self.right_full = right_full
-        self.left_free = left_free
-        self.right_free = right_free
+        self.free = free
 
 
 @aggregate
@@ -113,17 +109,11 @@ def query_matrices(queries, dtype: gl.constexpr, ROWS: gl.constexpr):
 
 @gluon.jit
 def new_keys(
-    kv,
-    PIECE: gl.constexpr,
-    STAGES: gl.constexpr,
-    FREED_AT_ONCE: gl.constexpr,
-    READERS: gl.constexpr = 1,
-    FREED_BY_NAME: gl.constexpr = False,
+    kv, PIECE: gl.constexpr, STAGES: gl.constexpr, FREED_BY_NAME: gl.constexpr = False
 ):
-    """Memory for `STAGES` tiles that a descriptor brings, for so many partitions.
+    """Memory for `STAGES` tiles that a descriptor brings.
 
-    FREED_AT_ONCE: the halves of a tile share the barrier that frees them.
-    FREED_BY_NAME: named barriers free them.
+    FREED_BY_NAME: named barriers free their halves.
     """
     SUB: gl.constexpr = TILE // PIECE
     HALVES: gl.constexpr = [STAGES * 4 * SUB, 1, PIECE, 64]
@@ -132,13 +122,10 @@ def new_keys(
     rope = gl.allocate_shared_memory(kv.dtype, [STAGES * SUB, 1, PIECE, 64], kv.layout)
     left_full = new_barriers(STAGES)
     right_full = new_barriers(STAGES)
-    if FREED_BY_NAME:
-        return Keys(left, right, rope, left_full, right_full, left_full, right_full)
-    left_free = new_barriers(STAGES, READERS)
-    right_free = left_free
-    if not FREED_AT_ONCE:
-        right_free = new_barriers(STAGES, READERS)
-    return Keys(left, right, rope, left_full, right_full, left_free, right_free)
+    free = left_full
+    if not FREED_BY_NAME:
+        free = new_barriers(STAGES)
+    return Keys(left, right, rope, left_full, right_full, free)
 
 
 @gluon.jit
@@ -151,8 +138,7 @@ def key_matrices(keys, dtype: gl.constexpr):
         reinterpret(keys.rope, dtype, [2, TILE, 64], MATRIX),
         keys.left_full,
         keys.right_full,
-        keys.left_free,
-        keys.right_free,
+        keys.free,
     )
 
 

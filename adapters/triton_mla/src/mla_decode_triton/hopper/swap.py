@@ -186,7 +186,7 @@ def consume(
                 acc_left, acc_right = warpgroup_mma_wait(
                     0, deps=[product_left, product_right]
                 )
-                signal(keys.left_free.index(stage))
+                signal(keys.free.index(stage))
                 step += 1
             signal(queries.free)
             store_item(
@@ -250,7 +250,7 @@ def swap_kernel(
     WEIGHTS: gl.constexpr = gl.NVMMASharedLayout(ROWS * 2, 16, 2)
     dtype: gl.constexpr = kv.dtype
     queries = new_queries(q_latent, q_rope, dtype, ROWS)
-    keys = new_keys(kv, PIECE, 2, True)
+    keys = new_keys(kv, PIECE, 2)
     weights = gl.allocate_shared_memory(dtype, [TILE, ROWS], WEIGHTS)
     fence_async_shared()
     part = Part(
@@ -298,7 +298,6 @@ def swap_kernel(
                     lse,
                     ROWS,
                     2,
-                    True,
                     True,
                     NEEDS_LSE,
                     PAGE,

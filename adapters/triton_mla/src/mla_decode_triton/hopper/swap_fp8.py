@@ -1,8 +1,9 @@
 # mypy: ignore-errors
 """The variant for few rows over an fp8 cache: operands swapped, three warpgroups.
 
-As `swap`, but a tile arrives as fp8, and two warpgroups (`scoring`) score it and write it
-in the query's type for a third, which weighs and multiplies. See `docs/hopper.md`.
+Two score every tile, a half each, and weigh it (`scoring`); one multiplies weights and
+values. Each widens what it multiplies, in registers on their way to the matrix unit. See
+`docs/hopper.md`.
 """
 
 from triton.experimental import gluon
@@ -14,140 +15,171 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from mla_decode_triton.hopper.compat import barrier, reinterpret
+from mla_decode_triton.hopper.compat import reinterpret
 from mla_decode_triton.hopper.copying import produce
-from mla_decode_triton.hopper.rows import (
-    LOWEST,
-    Outputs,
-    first_hidden,
-    hide_tokens,
-    place_item,
-    raise_peak,
-    weigh,
+from mla_decode_triton.hopper.rows import Outputs, place_item, share, store_columns
+from mla_decode_triton.hopper.scoring import (
+    STAGES,
+    new_added,
+    new_weighed,
+    score_left,
+    score_right,
 )
-from mla_decode_triton.hopper.scoring import new_scores, new_values, score_half
 from mla_decode_triton.hopper.storage import (
     Keys,
+    Queries,
     new_keys,
     new_queries,
-    query_matrices,
 )
-from mla_decode_triton.hopper.swap import store_item
 from mla_decode_triton.hopper.walk import (
-    HALF,
     TILE,
     Part,
     part_range,
     piece_range,
     signal,
 )
+from mla_decode_triton.hopper.widening import widened_one
+
+
+def _columns(row_bases: list[list[int]], rows: int) -> gl.DistributedLinearLayout:
+    """128 columns by rows, as an accumulator's even and odd ones come together."""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[1, 0], [0, 1], [16, 0], *row_bases],
+        lane_bases=[[0, 2], [0, 4], [2, 0], [4, 0], [8, 0]],
+        warp_bases=[[32, 0], [64, 0]],
+        block_bases=[],
+        shape=[128, rows],
+    )
+
+
+COLUMNS_16 = gl.constexpr(_columns([[0, 8]], 16))
+COLUMNS_32 = gl.constexpr(_columns([[0, 8], [0, 16]], 32))
 
 
 @gluon.jit
-def _weigh(
-    scores,
-    values,
-    weights,
+def _scaled(parts, factor):
+    """Each of eight accumulators times a factor."""
+    scaled = ()
+    for eighth in gl.static_range(8):
+        scaled = scaled + (parts[eighth] * factor,)  # noqa: RUF005 - Triton has no unpacking
+    return scaled
+
+
+@gluon.jit
+def _finished(products, COUNT: gl.constexpr):
+    """Wait for products, one or two."""
+    if COUNT == 1:
+        results = (warpgroup_mma_wait(0, deps=[products[0]]),)
+    else:
+        results = warpgroup_mma_wait(0, deps=[products[0], products[1]])
+    return results
+
+
+@gluon.jit
+def _multiply(
+    left,
+    right,
+    keys,
+    weighed,
     part,
     outputs,
     kv_scale,
-    scale_log2,
-    num_heads,
-    query_len,
     ROWS: gl.constexpr,
-    CAUSAL: gl.constexpr,
-    NEEDS_LSE: gl.constexpr,
-    PIECE: gl.constexpr,
 ):
-    """Weigh and multiply every tile; store what an item has become."""
+    """Multiply the weights and every tile, 128 columns at a time; store what that makes.
+
+    Even and odd columns have accumulators of their own, [64, rows] each.
+    """
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    FRAGMENTS: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
     PER_ROW: gl.constexpr = gl.SliceLayout(0, LAYOUT)
+    COLUMNS: gl.constexpr = COLUMNS_16 if ROWS == 16 else COLUMNS_32
+    # With 32 rows there are no registers for the values of two products.
+    AT_ONCE: gl.constexpr = 2 if ROWS == 16 else 1
     value_scale = gl.load(kv_scale)
-    scale_log2 = scale_log2 * value_scale
-    rows = part.row0 + gl.arange(0, ROWS, layout=PER_ROW)
+    zeros = gl.full([TILE, ROWS], 0.0, gl.float32, layout=LAYOUT)
     req0, tile0, req1, tile1, stop, seq_len = part_range(part)
     step = 0
     for req in range(req0, stop):
         next_len = gl.load(part.seq_lens + gl.minimum(req + 1, stop - 1))
         first, last, num_tiles = piece_range(req, seq_len, req0, tile0, req1, tile1)
         if first < last:
-            visible, least_visible = first_hidden(
-                rows, seq_len, num_heads, query_len, CAUSAL
-            )
-            peak = gl.full([ROWS], LOWEST, gl.float32, layout=PER_ROW)
-            total = gl.full([ROWS], 0.0, gl.float32, layout=PER_ROW)
-            acc_left = gl.full([HALF, ROWS], 0.0, gl.float32, layout=LAYOUT)
-            acc_right = gl.full([HALF, ROWS], 0.0, gl.float32, layout=LAYOUT)
+            acc = (zeros, zeros, zeros, zeros, zeros, zeros, zeros, zeros)
             for tile in range(first, last):
-                stage = step & 1
-                mbarrier.wait(scores.full, step & 1)
-                left_scores = scores.halves.index(0).load(LAYOUT)
-                right_scores = scores.halves.index(1).load(LAYOUT)
-                signal(scores.free)
-                summed = hide_tokens(
-                    left_scores + right_scores,
-                    visible,
-                    least_visible,
-                    tile * TILE,
-                    seq_len,
-                    PIECE,
-                    1,
-                    LAYOUT,
-                )
-                peak, decay = raise_peak(summed, peak, scale_log2, 1)
-                p = weigh(summed, peak, scale_log2, 1)
-                weights.store(p.to(weights.dtype))
-                fence_async_shared()
-                barrier()
-                acc_left = acc_left * decay[None, :]
-                acc_right = acc_right * decay[None, :]
-                # 0 that is no constant: one would keep its addresses in registers.
-                right = values.right.index(tile >> 26)
-                mbarrier.wait(values.right_full.index(0), step & 1)
-                product_right = warpgroup_mma(
-                    right.permute((1, 0)), weights, acc_right, is_async=True
-                )
-                left = values.left.index(stage)
-                mbarrier.wait(values.left_full.index(stage), (step >> 1) & 1)
-                product_left = warpgroup_mma(
-                    left.permute((1, 0)), weights, acc_left, is_async=True
-                )
-                total = total * decay + gl.sum(p, 0)
-                acc_right = warpgroup_mma_wait(1, deps=[product_right])
-                signal(values.right_free.index(0))
-                acc_left = warpgroup_mma_wait(0, deps=[product_left])
+                stage = step & (STAGES - 1)
+                parity = (step // STAGES) & 1
+                weights = weighed.weights.index(stage)
+                done = ()
+                products = ()
+                mbarrier.wait(keys.left_full.index(stage), parity)
+                for eighth in gl.static_range(8):
+                    if eighth == 4:
+                        mbarrier.wait(keys.right_full.index(stage), parity)
+                    if eighth % 2 == 0:
+                        if eighth < 4:
+                            pairs = left.index(stage * 2 + eighth // 2)
+                        else:
+                            pairs = right.index(stage * 2 + eighth // 2 - 2)
+                        codes = pairs.permute((1, 0)).load(FRAGMENTS)
+                    values = widened_one(codes, eighth % 2)
+                    if eighth == 0:
+                        mbarrier.wait(weighed.full.index(stage), parity)
+                        decay = weighed.decays.index(stage).load(PER_ROW)
+                        # No peak rises in most tiles: then there is nothing to scale.
+                        if gl.min(decay, 0) < 1.0:
+                            acc = _scaled(acc, decay[None, :])
+                    elif eighth % AT_ONCE == 0:
+                        done = done + _finished(products, AT_ONCE)
+                        products = ()
+                    product = warpgroup_mma(values, weights, acc[eighth], is_async=True)
+                    products = products + (product,)  # noqa: RUF005 - as above
+                acc = done + _finished(products, AT_ONCE)
+                if tile < last - 1:
+                    signal(keys.free.index(stage))
                 step += 1
-            store_item(
-                outputs,
-                acc_left,
-                acc_right,
-                peak,
-                total,
-                scale_log2,
-                value_scale,
-                rows,
-                part,
-                place_item(part, req, first, last, num_tiles),
-                ROWS,
-                NEEDS_LSE,
-                LAYOUT,
-            )
+            stage = (step - 1) & (STAGES - 1)
+            total = weighed.totals.index(stage).load(PER_ROW)
+            # Only now may the scorer have the stage: it overwrites the totals.
+            signal(keys.free.index(stage))
+            base, slot_base, is_split = place_item(part, req, first, last, num_tiles)
+            factor = share(total, value_scale)[None, :]
+            for group in gl.static_range(4):
+                columns = gl.join(acc[2 * group] * factor, acc[2 * group + 1] * factor)
+                columns = gl.reshape(gl.permute(columns, [0, 2, 1]), [128, ROWS])
+                store_columns(
+                    outputs,
+                    gl.convert_layout(columns, COLUMNS),
+                    part,
+                    base,
+                    slot_base,
+                    is_split,
+                    group * 128,
+                    ROWS,
+                    1,
+                    COLUMNS,
+                )
         seq_len = next_len
 
 
 @gluon.jit
-def _narrow_matrices(keys, dtype: gl.constexpr):
-    """Two fp8 tiles as [2, 64, 256] twice and [2, 64, 64]."""
+def _matrices(keys, dtype: gl.constexpr):
+    """Stages of fp8 tiles as [2 * STAGES, 64, 128] twice and [STAGES, 64, 64]."""
     NARROW: gl.constexpr = gl.NVMMASharedLayout(64, 8, 2)
     return Keys(
-        reinterpret(keys.left, dtype, [2, TILE, HALF], NARROW),
-        reinterpret(keys.right, dtype, [2, TILE, HALF], NARROW),
-        reinterpret(keys.rope, dtype, [2, TILE, 64], NARROW),
+        reinterpret(keys.left, dtype, [2 * STAGES, TILE, 128], NARROW),
+        reinterpret(keys.right, dtype, [2 * STAGES, TILE, 128], NARROW),
+        reinterpret(keys.rope, dtype, [STAGES, TILE, 64], NARROW),
         keys.left_full,
         keys.right_full,
-        keys.left_free,
-        keys.right_free,
+        keys.free,
     )
+
+
+@gluon.jit
+def _pairs(half):
+    """A half of every stage as pairs of codes: [2 * STAGES, 64, 64]."""
+    PAIRS: gl.constexpr = gl.NVMMASharedLayout(64, 16, 2)
+    return reinterpret(half, gl.int16, [2 * STAGES, TILE, 64], PAIRS)
 
 
 @gluon.jit(
@@ -187,17 +219,22 @@ def swap_fp8_kernel(
 ):
     """As `swap_kernel`; `kv` is fp8 (e4m3), `kv_scale` float32 [1] what it is times."""
     PIECE: gl.constexpr = PAGE if PAGE < TILE else TILE
-    WEIGHTS: gl.constexpr = gl.NVMMASharedLayout(ROWS * 2, 16, 2)
-    REGISTERS: gl.constexpr = [160, 152, 40] if ROWS == 16 else [144, 120, 40]
+    REGISTERS: gl.constexpr = [152, 160, 40] if ROWS == 16 else [152, 128, 40]
+    MATRIX: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     dtype: gl.constexpr = q_latent.dtype
     boxes = new_queries(q_latent, q_rope, dtype, ROWS, 2)
-    raw = new_keys(kv, PIECE, 2, False)
-    scores = new_scores(ROWS)
-    values = new_values(dtype)
-    weights = gl.allocate_shared_memory(dtype, [TILE, ROWS], WEIGHTS)
+    raw = new_keys(kv, PIECE, STAGES)
+    weighed = new_weighed(dtype, ROWS)
+    added = new_added(ROWS)
     fence_async_shared()
-    queries = query_matrices(boxes, dtype, ROWS)
-    narrow = _narrow_matrices(raw, kv.dtype)
+    queries = Queries(
+        reinterpret(boxes.latent, dtype, [4, ROWS, 128], MATRIX),
+        reinterpret(boxes.rope, dtype, [ROWS, 64], MATRIX),
+        boxes.full,
+        boxes.free,
+    )
+    keys = _matrices(raw, kv.dtype)
+    outputs = Outputs(out, lse, partial_out, partial_lse)
     part = Part(
         schedule,
         seq_lens,
@@ -210,13 +247,27 @@ def swap_fp8_kernel(
     gl.warp_specialize(
         [
             (
-                _weigh,
+                _multiply,
                 (
-                    scores,
-                    values,
-                    weights,
+                    _pairs(raw.left),
+                    _pairs(raw.right),
+                    raw,
+                    weighed,
                     part,
-                    Outputs(out, lse, partial_out, partial_lse),
+                    outputs,
+                    kv_scale,
+                    ROWS,
+                ),
+            ),
+            (
+                score_left,
+                (
+                    queries,
+                    keys,
+                    added,
+                    weighed,
+                    part,
+                    outputs,
                     kv_scale,
                     scale_log2,
                     num_heads,
@@ -227,32 +278,7 @@ def swap_fp8_kernel(
                     PIECE,
                 ),
             ),
-            (
-                score_half,
-                (
-                    queries,
-                    narrow,
-                    scores,
-                    scores.halves.index(0),
-                    values,
-                    part,
-                    ROWS,
-                    True,
-                ),
-            ),
-            (
-                score_half,
-                (
-                    queries,
-                    narrow,
-                    scores,
-                    scores.halves.index(1),
-                    values,
-                    part,
-                    ROWS,
-                    False,
-                ),
-            ),
+            (score_right, (queries, keys, added, part, ROWS)),
             (
                 produce,
                 (
@@ -268,8 +294,7 @@ def swap_fp8_kernel(
                     out,
                     lse,
                     ROWS,
-                    2,
-                    True,
+                    STAGES,
                     False,
                     NEEDS_LSE,
                     PAGE,

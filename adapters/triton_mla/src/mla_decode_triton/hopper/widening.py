@@ -37,7 +37,38 @@ cvt.rn.f16x2.e4m3x2 $1, high;
 }
 """)
 
-COPY = gl.constexpr("or.b32 $0, $1, $2;")
+TO_LOW_BF16 = gl.constexpr("""
+{
+.reg .b32 low, high;
+prmt.b32 low, $2, 0, 0x9180;
+prmt.b32 high, $2, 0, 0xb3a2;
+shl.b32 low, low, 4;
+shl.b32 high, high, 4;
+and.b32 $0, low, 0x87f087f0;
+and.b32 $1, high, 0x87f087f0;
+}
+""")
+
+FIRST_TO_LOW_BF16 = gl.constexpr("""
+{
+.reg .b32 spread;
+prmt.b32 spread, $1, 0, 0xa280;
+shl.b32 spread, spread, 4;
+and.b32 $0, spread, 0x87f087f0;
+}
+""")
+
+SECOND_TO_LOW_BF16 = gl.constexpr("""
+{
+.reg .b32 spread;
+prmt.b32 spread, $1, 0, 0xb391;
+shl.b32 spread, spread, 4;
+and.b32 $0, spread, 0x87f087f0;
+}
+""")
+
+UNIT = gl.constexpr(2.0**-120)
+"""What values are times that are left as they are before the product above."""
 
 
 @gluon.jit
@@ -58,17 +89,26 @@ def widened(codes, dtype: gl.constexpr):
 
 
 @gluon.jit
-def copied(values, zero, dtype: gl.constexpr):
-    """The same values in registers of their own, not before this point.
+def widened_low(codes):
+    """As `widened`, to bf16, but 2**-120 times the values, which saves their product."""
+    return gl.inline_asm_elementwise(
+        TO_LOW_BF16, "=r,=r,r", [codes], dtype=gl.bfloat16, is_pure=True, pack=4
+    )
 
-    `zero` is a scalar that is 0 and that the compiler cannot know to be.
+
+@gluon.jit
+def widened_one(pairs, SECOND: gl.constexpr):
+    """As `widened_low`, the codes in the low bytes of int16, or those in the high ones.
+
+    Every thread must hold a multiple of two pairs.
     """
-    if dtype == gl.bfloat16:
-        copies = gl.inline_asm_elementwise(
-            COPY, "=r,r,r,r", [values, zero], dtype=gl.bfloat16, is_pure=False, pack=2
-        )
-    else:
-        copies = gl.inline_asm_elementwise(
-            COPY, "=r,r,r,r", [values, zero], dtype=gl.float16, is_pure=False, pack=2
-        )
-    return copies
+    ASSEMBLY: gl.constexpr = SECOND_TO_LOW_BF16 if SECOND else FIRST_TO_LOW_BF16
+    return gl.inline_asm_elementwise(
+        ASSEMBLY, "=r,r", [pairs], dtype=gl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@gluon.jit
+def lifted(weights):
+    """Weights, at most 2**7, as what is left by 2**-120 is to be multiplied by, bf16."""
+    return (weights * (1.0 / UNIT)).to(gl.bfloat16)

@@ -7,20 +7,22 @@ import re
 import torch
 
 
-def run_packed(assembly, codes, dtype):
-    """Inline assembly of one 8-bit argument, four elements a word, to a 16-bit type.
+def run_packed(assembly, elements, dtype):
+    """Inline assembly of one argument, elements of a word, to a 16-bit type.
 
     Neighbours along the last axis share a word, which is what a layout that gives each
-    thread a multiple of four neighbours means.
+    thread a multiple of so many neighbours means. Results are the words that come before
+    the argument: two for four 8-bit elements, one for two 16-bit ones.
     """
-    words = codes.contiguous().view(torch.uint8).view(torch.int32).long() & 0xFFFFFFFF
-    registers = {"$2": words}
+    words = elements.contiguous().view(torch.uint8).view(torch.int32).long()
+    names = ["$0", "$1", "$2"][: 4 // elements.itemsize // 2 + 1]
+    registers = {names.pop(): words & 0xFFFFFFFF}
     for line in assembly.replace("{\n", "").replace("}\n", "").split(";"):
         name, _, operands = line.strip().partition(" ")
         if name and not name.startswith(".reg"):
             _execute(name, operands, registers)
-    pairs = torch.stack((registers["$0"], registers["$1"]), -1)
-    return _halves(pairs).to(torch.int16).view(dtype).reshape(codes.shape)
+    halves = _halves(torch.stack([registers[name] for name in names], -1))
+    return halves.to(torch.int16).view(dtype).reshape(elements.shape)
 
 
 def _execute(name, operands, registers):

@@ -11,6 +11,7 @@ import sys
 import types
 
 from .language import World
+from .races import SimulationError
 
 
 @functools.cache
@@ -85,8 +86,15 @@ def _find(tree, name):
 
 
 def run(module, kernel, grid, arguments, *, seed=0, trees=None):
-    """Execute a module's Gluon kernel over a grid, one program after the other."""
+    """Execute a module's Gluon kernel over a grid, one program after the other.
+
+    Where an argument is late, every program waits for the kernel before it: whoever
+    comes after this kernel takes that one to be over too.
+    """
+    is_late = any(getattr(value, "is_late", False) for value in arguments.values())
     for y in range(grid[1]):
         for x in range(grid[0]):
             world = World((x, y, 0), seed + 1000 * y + x)
             Binder(world, trees or {}).bind(module)[kernel](**arguments)
+            if is_late and not world.has_waited:
+                raise SimulationError("a program ends before the kernel before it")

@@ -21,7 +21,8 @@ from .turns import Turns
 class Language:
     """What `gl` is to a kernel: the part without shared memory."""
 
-    int8, int32, int64 = torch.int8, torch.int32, torch.int64
+    int8, int16 = torch.int8, torch.int16
+    int32, int64 = torch.int32, torch.int64
     float32, float8e4nv = torch.float32, torch.float8_e4m3fn
     bfloat16, float16 = torch.bfloat16, torch.float16
     static_range = staticmethod(builtins.range)
@@ -92,10 +93,13 @@ class Language:
     def inline_asm_elementwise(asm, constraints, args, *, dtype, is_pure, pack):
         if "prefetch" in asm:
             return _judge_prefetch(asm, *args)
-        if asm == "or.b32 $0, $1, $2;" and args[1] == 0:
-            return args[0].clone()
-        if (constraints, is_pure, pack) != ("=r,=r,r", True, 4):
+        if (constraints, is_pure, pack) not in (
+            ("=r,=r,r", True, 4),
+            ("=r,r", True, 2),
+        ):
             raise NotImplementedError(constraints)
+        if pack * args[0].itemsize != 4:
+            raise ValueError(f"{pack} elements of {args[0].dtype} are no word")
         return run_packed(asm, *args, dtype)
 
     @staticmethod
@@ -144,6 +148,8 @@ class World(Language):
         self.landings = []
         """The moments that copies are over."""
         self.num_allocations = 0
+        self.has_waited = False
+        """Whether the kernel before is known to be over."""
 
     @property
     def me(self):
@@ -164,13 +170,11 @@ class World(Language):
             return barriers
         dtype = getattr(dtype, "torch", dtype)
         elements = torch.full((torch.Size(shape).numel(),), float("nan"), dtype=dtype)
-        return Shared(self, elements, History(f"memory {name}"), 0, shape)
+        return Shared(self, elements, History(f"memory {name}"), 0, shape, 64)
 
     @staticmethod
-    def reinterpret(memory, _dtype, shape, _layout):
-        if torch.Size(shape).numel() != torch.Size(memory.shape).numel():
-            raise ValueError(f"{memory.shape} viewed as {shape}")
-        return memory.view(memory.offset, shape)
+    def reinterpret(memory, dtype, shape, _layout):
+        return memory.reinterpret(dtype, shape)
 
     def init(self, barrier, count):
         barrier.init(count, self.me)
@@ -189,6 +193,21 @@ class World(Language):
 
     def barrier(self):
         self.me.gather()
+
+    def gdc_wait(self):
+        self.has_waited = True
+
+    def load(self, pointer, mask=None, other=None, cache_modifier=None):
+        self._judge_order(pointer)
+        return super().load(pointer, mask, other, cache_modifier)
+
+    def store(self, pointer, value, mask=None):
+        self._judge_order(pointer)
+        super().store(pointer, value, mask)
+
+    def _judge_order(self, pointer):
+        if pointer.is_late and not self.has_waited:
+            raise SimulationError("an access before the kernel before is over")
 
     def inline_asm_elementwise(self, asm, constraints, args, *, dtype, is_pure, pack):
         if asm.startswith("bar."):

@@ -1,4 +1,4 @@
-"""Shared memory: elements as the 128-byte swizzle groups them, and views of them."""
+"""Shared memory: elements as the swizzle groups them, and views of them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,39 @@ from .races import Access, SimulationError
 
 
 class Shared:
-    """A view of shared memory; matrices are stored in groups of 64 columns."""
+    """A view of shared memory; matrices are stored in groups of columns.
 
-    def __init__(self, world, elements, history, offset, shape):
+    The copy engine fills groups of 64 columns; as pairs of a type of half the size
+    those are 32.
+    """
+
+    def __init__(self, world, elements, history, offset, shape, group):
         self.world = world
         self.elements = elements
         self.history = history
         self.offset = offset
         self.shape = list(shape)
+        self.group = group
         self.dtype = elements.dtype
 
     def view(self, offset, shape):
-        return Shared(self.world, self.elements, self.history, offset, shape)
+        return Shared(
+            self.world, self.elements, self.history, offset, shape, self.group
+        )
+
+    def reinterpret(self, dtype, shape):
+        dtype = getattr(dtype, "torch", dtype)
+        old, new = self.dtype.itemsize, dtype.itemsize
+        if torch.Size(shape).numel() * new != torch.Size(self.shape).numel() * old:
+            raise ValueError(f"{self.shape} viewed as {shape}")
+        return Shared(
+            self.world,
+            self.elements.view(dtype),
+            self.history,
+            self.offset * old // new,
+            shape,
+            self.group * old // new,
+        )
 
     def index(self, index):
         size = torch.Size(self.shape[1:]).numel()
@@ -31,10 +52,12 @@ class Shared:
         return Transposed(self, order)
 
     def access(self, what, *, is_plain):
-        stop = self.offset + torch.Size(self.shape).numel()
+        size = self.dtype.itemsize
+        start = self.offset * size
+        stop = start + torch.Size(self.shape).numel() * size
         agent = self.world.turns.running
         over = agent.step() if is_plain else None
-        return Access(self.offset, stop, what, agent, is_plain, over)
+        return Access(start, stop, what, agent, is_plain, over)
 
     def get(self):
         """The values, unjudged."""
@@ -42,7 +65,7 @@ class Shared:
         if len(self.shape) == 1:
             return cells.clone()
         rows, columns = self.shape[-2:]
-        width = min(columns, 64)
+        width = min(columns, self.group)
         grouped = cells.view(-1, columns // width, rows, width)
         return grouped.transpose(1, 2).reshape(self.shape)
 
@@ -50,7 +73,7 @@ class Shared:
         """Change the values, unjudged."""
         if len(self.shape) > 1:
             rows, columns = self.shape[-2:]
-            width = min(columns, 64)
+            width = min(columns, self.group)
             value = value.reshape(-1, rows, columns // width, width).transpose(1, 2)
         self._cells().copy_(value.reshape(-1))
 
@@ -83,6 +106,9 @@ class Transposed:
         if tuple(order) != (1, 0):
             raise NotImplementedError(order)
         self.memory = memory
+
+    def load(self, layout):
+        return self.memory.load(layout).T
 
     def operand(self):
         value, access = self.memory.operand()

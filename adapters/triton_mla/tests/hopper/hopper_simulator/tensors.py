@@ -16,11 +16,18 @@ def flat(tensor):
 
 
 class Pointer:
-    """Elements of a flat tensor, and where this pointer (or block of them) points."""
+    """Elements of a flat tensor, and where this pointer (or block of them) points.
 
-    def __init__(self, tensor, offset=0):
+    Args:
+        tensor: The elements.
+        offset: Of an element, or of a block of them.
+        is_late: Whether the kernel before uses the tensor, which may still be running.
+    """
+
+    def __init__(self, tensor, offset=0, *, is_late=False):
         self.tensor = tensor
         self.offset = offset
+        self.is_late = is_late
         self.dtype = types.SimpleNamespace(element_ty=tensor.dtype)
 
     def __add__(self, other):
@@ -28,8 +35,11 @@ class Pointer:
             other = other.long()
         offset = self.offset
         if isinstance(other, int) and isinstance(offset, int):
-            return Pointer(self.tensor, int(offset) + int(other))
-        return Pointer(self.tensor, offset + other)
+            return self._at(int(offset) + int(other))
+        return self._at(offset + other)
+
+    def _at(self, offset):
+        return Pointer(self.tensor, offset, is_late=self.is_late)
 
     def load(self, mask, other):
         if isinstance(self.offset, torch.Tensor):
@@ -44,10 +54,10 @@ class Pointer:
     def view(self, dtype):
         if self.offset:
             raise NotImplementedError("a cast of a pointer that was moved")
-        return Pointer(self.tensor.view(dtype))
+        return Pointer(self.tensor.view(dtype), is_late=self.is_late)
 
     def unsqueeze(self, axis):
-        return Pointer(self.tensor, self.offset.unsqueeze(axis))
+        return self._at(self.offset.unsqueeze(axis))
 
     def check_inside(self, mask, num_bytes):
         """Raise where memory from these pointers on is not all of the tensor's."""
