@@ -229,7 +229,7 @@ def _still_hopper(builder: Any) -> None:
         return DriverRun(_do_nothing, encode)
 
     vars(direct)["driver_run"] = driver_run
-    for name in ("plan", "swap", "asym", "merge"):
+    for name in ("plan", "swap", "asym", "merge", "merge_rows"):
         kernel = getattr(launch, f"{name}_kernel")
         if not isinstance(kernel, _StillKernel):
             setattr(launch, f"{name}_kernel", _StillKernel(kernel))

@@ -221,19 +221,27 @@ def simulated_merge(shape, *, trees=None, needs_lse=True):
     from mla_decode_triton.hopper import merge_rows
 
     def merge(partial_out, partial_lse, out, lse, schedule, num_rows):
-        late = dict(partial_out=partial_out, partial_lse=partial_lse, out=out, lse=lse)
         num_parts = partial_lse.numel() // num_rows // 2
         num_reqs = out.numel() // num_rows // 512
         row_blocks = math.ceil(num_rows / shape.rows)
+        arguments = {
+            "partial_out": Pointer(partial_out, is_late=True),
+            "partial_lse": Pointer(partial_lse, is_late=True),
+            "out": Pointer(out, is_late=True),
+            "lse": Pointer(lse, is_late=True),
+            "table": Pointer(schedule),
+            "num_rows": num_rows,
+            "NEEDS_LSE": needs_lse,
+            "BLOCK_PARTS": BLOCK_PARTS,
+            "BLOCK_ROWS": shape.rows,
+            "BLOCK_PIECES": shape.pieces,
+            "BLOCK_COLUMNS": shape.columns,
+        }
         hopper_simulator.run(
             merge_rows,
             "merge_kernel",
             (min(num_reqs, num_parts) * row_blocks * shape.blocks, 1),
-            {name: Pointer(tensor, is_late=True) for name, tensor in late.items()}
-            | {"table": Pointer(schedule), "num_rows": num_rows}
-            | {"NEEDS_LSE": needs_lse, "BLOCK_PARTS": BLOCK_PARTS}
-            | {"BLOCK_ROWS": shape.rows, "BLOCK_PIECES": shape.pieces}
-            | {"BLOCK_COLUMNS": shape.columns},
+            arguments,
             trees=trees,
         )
 

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import hopper_simulator
 import pytest
 import torch
-from hopper_simulated import merge_pieces
 from triton_steps import SCALE, make_step, relative_error
 
 from mla_decode import ArgumentError, BackendRefused, DecodeProblem, DeviceInfo, Mask
@@ -217,8 +216,9 @@ class Simulated:
         self.module, self.name = module, name
 
     def __getitem__(self, grid):
-        def launch(*arguments, num_warps, **constants):
+        def launch(*arguments, num_warps, launch_pdl=False, **constants):
             assert num_warps == 4
+            assert launch_pdl == (constants.pop("maxnreg", None) is not None)
             names = getattr(self.module, self.name).arg_names
             named = dict(zip(names, arguments, strict=False)) | constants
             hopper_simulator.run(
@@ -240,34 +240,42 @@ class Simulated:
         return value
 
 
-class TorchMerge:
-    """The merge, launched as its kernel is."""
+class Interpreted:
+    """The merge of many pieces, interpreted: nothing runs before it."""
 
-    def __getitem__(self, _grid):
-        def launch(*arguments, BLOCK_PARTS, **_options):  # noqa: N803 - the kernel's name
-            merge_pieces(*arguments, block_parts=BLOCK_PARTS)
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        def launch(*arguments, launch_pdl, EARLY, **constants):  # noqa: N803 - the kernel's name
+            assert launch_pdl
+            assert EARLY
+            self.kernel[grid](*arguments, EARLY=False, **constants)
 
         return launch
 
 
 @pytest.mark.parametrize(
-    ("kernel", "num_q_heads", "query_len", "kv_dtype", "causal", "out_dtype"),
+    ("kernel", "num_q_heads", "query_len", "kv_dtype", "causal", "out_dtype", "parts"),
     [
-        ("hopper", 16, 1, "bf16", True, "bf16"),
-        ("auto", 5, 3, "fp8", True, "bf16"),
-        ("hopper", 12, 4, "bf16", False, "fp32"),
-        ("hopper", 12, 4, "fp8", True, "fp32"),
+        ("hopper", 16, 1, "bf16", True, "bf16", 3),
+        ("hopper", 2, 1, "bf16", True, "bf16", 27),
+        ("auto", 5, 3, "fp8", True, "bf16", 3),
+        ("hopper", 12, 4, "bf16", False, "fp32", 3),
+        ("hopper", 12, 4, "fp8", True, "fp32", 3),
     ],
 )
 def test_decodes_through_the_contract(
     monkeypatch,
     plan_kernel,
+    merge_kernel,
     kernel,
     num_q_heads,
     query_len,
     kv_dtype,
     causal,
     out_dtype,
+    parts,
 ):
     pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
     from mla_decode_triton import auto, auto_builder
@@ -276,6 +284,7 @@ def test_decodes_through_the_contract(
         asym_fp8,
         builder,
         launch,
+        merge_rows,
         swap,
         swap_fp8,
     )
@@ -285,9 +294,11 @@ def test_decodes_through_the_contract(
         simulated = Simulated(module, f"{name}_kernel")
         monkeypatch.setattr(launch, f"{name}_kernel", simulated)
     monkeypatch.setattr(launch, "plan_kernel", plan_kernel)
-    monkeypatch.setattr(launch, "merge_kernel", TorchMerge())
+    merges_rows = Simulated(merge_rows, "merge_kernel")
+    monkeypatch.setattr(launch, "merge_rows_kernel", merges_rows)
+    monkeypatch.setattr(launch, "merge_kernel", Interpreted(merge_kernel))
     monkeypatch.setattr(builder, "on_device", nullcontext)
-    monkeypatch.setattr(grid, "H200_MULTIPROCESSORS", 3)
+    monkeypatch.setattr(grid, "H200_MULTIPROCESSORS", parts)
     on_a_card = auto.Choice(backend=auto.HOPPER, reasons=())
     monkeypatch.setattr(auto_builder, "choose", lambda *_: on_a_card)
     backend = chosen_backend(kernel)

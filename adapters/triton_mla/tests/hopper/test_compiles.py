@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from mla_decode_triton.hopper.grid import MERGE_SHAPES
 
@@ -155,6 +156,37 @@ def check_many_rows(compiled, listing, *, reloads=0):
     assert compiled.asm["ptx"].count("vote.sync.any.pred") == 2
 
 
+def compile_merge(shape):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from mla_decode_triton.hopper import launch
+
+    step = launch.HopperStep.alone(
+        max_num_reqs=1,
+        query_len=1,
+        num_heads=16,
+        device=torch.device("cpu"),
+        multiprocessors=132,
+    )
+    variant = step._new_merge(shape, needs_lse=True)
+    kernel, names = variant.kernel, variant.kernel.arg_names
+    types = dict.fromkeys(names, "constexpr")
+    types |= dict.fromkeys(("partial_out", "partial_lse", "lse"), "*fp32")
+    types |= {"out": "*bf16", "table": "*i32", "num_rows": "i32"}
+    values = {(names.index(k),): v for k, v in variant.constants.items()}
+    aligned = "partial_out", "partial_lse", "out", "table"
+    attributes = {(names.index(k),): [["tt.divisibility", 16]] for k in aligned}
+    kind = GluonASTSource if kernel is launch.merge_rows_kernel else ASTSource
+    return triton.compile(
+        kind(kernel, types, values, attributes),
+        target=GPUTarget("cuda", 90, 32),
+        options=variant.options,
+    )
+
+
 @pytest.fixture(autouse=True)
 def needs_gluon():
     pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
@@ -270,15 +302,18 @@ def test_the_work_table_fits_one_program(tmp_path):
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize("shape", MERGE_SHAPES, ids=str)
 def test_the_merge_keeps_its_pieces_in_registers(shape, tmp_path):
-    from mla_decode_triton.hopper.merge import merge_kernel
-
-    types = dict.fromkeys(("partial_out", "partial_lse", "lse"), "*fp32")
-    types |= {"out": "*bf16", "table": "*i32", "num_rows": "i32"}
-    constants = {"NEEDS_LSE": True, "BLOCK_PARTS": 256, "EARLY": True}
-    constants |= {"BLOCK_PIECES": shape.pieces, "BLOCK_COLUMNS": shape.columns}
-    registers, stack, listing = resources(
-        compile_plain(merge_kernel, types, constants, 4), tmp_path
-    )
-    assert registers <= 128  # four programs a multiprocessor, at the least
+    compiled = compile_merge(shape)
+    registers, stack, listing = resources(compiled, tmp_path)
+    assert registers <= 64  # eight programs a multiprocessor, at the least
     assert stack == 0
-    assert "ACQBULK" in listing  # the wait for the kernel before it
+    wait = listing.index("ACQBULK")  # for the kernel before it
+    if shape.rows == 1:
+        return
+    assert compiled.metadata.shared == 0
+    assert "SHFL" not in listing
+    # A thread has 32 values of a round; the first round and all later ones.
+    first, later = listing[wait:].split("BAR.SYNC")[:2]
+    for part in first, later:
+        loads = re.findall(r"\b(?:LDG|STG|FMUL|FFMA)[.\w]*", part)
+        assert loads[-8:] == ["LDG.E.128"] * 8
+    assert len(re.findall(r"LDG\.E\.128", listing)) == 2 * 8

@@ -7,6 +7,8 @@ from mla_decode.errors import ArgumentError
 
 pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
 
+from mla_decode_triton.hopper import launch
+from mla_decode_triton.hopper.grid import MERGE_SHAPES, MergeShape, choose_merge
 from mla_decode_triton.hopper.launch import (
     HopperStep,
     choose_grid,
@@ -40,6 +42,62 @@ def make_step(query_len, num_heads, max_num_reqs=64):
         device=torch.device("cpu"),
         multiprocessors=132,
     )
+
+
+@pytest.mark.parametrize(
+    ("parts", "num_reqs", "rows", "pieces"),
+    [
+        (132, 0, 1, 64),
+        (132, 1, 1, 64),
+        (132, 8, 1, 16),
+        (132, 16, 4, 8),
+        (66, 16, 4, 4),
+        (132, 64, 4, 2),
+        # Even requests are not cut here, or not into pieces of one size.
+        (132, 67, 4, 4),
+        (132, 1024, 4, 4),
+    ],
+)
+def test_the_merge_holds_the_pieces_of_even_requests(parts, num_reqs, rows, pieces):
+    shape = choose_merge(parts, num_reqs)
+    assert shape in MERGE_SHAPES
+    assert (shape.rows, shape.pieces) == (rows, pieces)
+
+
+class Grids:
+    """A kernel that keeps the grids that it is asked for, and runs nothing."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __getitem__(self, grid):
+        self.seen.append(grid)
+        return lambda *_, **__: None
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_reqs", "expected"),
+    [(7, 64, 64 * 2), (7, 33, 33 * 2 * 2), (64, 64, 64 * 16), (7, 400, 132 * 2 * 2)],
+)
+def test_a_program_merges_a_warp_a_row_where_pieces_are_few(
+    monkeypatch, num_heads, num_reqs, expected
+):
+    grids = Grids()
+    monkeypatch.setattr(launch, "merge_rows_kernel", grids)
+    step = make_step(1, num_heads)
+    shape = choose_merge(step.grid.parts, num_reqs)
+    step.merge(torch.zeros(1, dtype=torch.bfloat16), None, shape, num_reqs)
+    assert grids.seen == [(expected, 1, 1)]
+
+
+def test_many_pieces_are_merged_by_as_many_programs_as_fit(monkeypatch):
+    grids = Grids()
+    monkeypatch.setattr(launch, "merge_kernel", grids)
+    for num_heads in (7, 128 * 32):
+        step = make_step(1, num_heads)
+        shape = MergeShape(rows=1, pieces=64, columns=64)
+        step.merge(torch.zeros(1, dtype=torch.bfloat16), None, shape, 1)
+    assert grids.seen == [(7 * 8, 1, 1), (16 * 132, 1, 1)]
 
 
 @pytest.mark.parametrize("max_num_reqs", [1, 1024])

@@ -42,7 +42,9 @@ def make_pieces(plan_kernel, lens, num_parts, num_rows):
     used = torch.zeros(2 * num_parts, dtype=torch.bool)
     for first in range(0, 4 * num_splits, 4):
         part, before, after = (entries[first + i] for i in (1, 2, 6))
-        used[[2 * part + 1, *range(2 * part + 2, 2 * (part + after - before) + 1, 2)]] = 1
+        used[
+            [2 * part + 1, *range(2 * part + 2, 2 * (part + after - before) + 1, 2)]
+        ] = 1
     values[~used], sums[~used] = math.nan, math.nan
     return values.flatten(), sums.flatten(), schedule
 
@@ -111,7 +113,7 @@ class WithoutWait(ast.NodeTransformer):
     def __init__(self, index):
         self.left = index
 
-    def visit_Expr(self, node):  # noqa: N802 - the visitor's name for it
+    def visit_Expr(self, node):
         if ast.unparse(node) == "gdc_wait()":
             self.left -= 1
             if self.left == -1:

@@ -104,8 +104,10 @@ def choose_grid(num_rows: int, multiprocessors: int) -> Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeShape:
-    """What one program of the merge holds at a time: pieces of a row, and columns."""
+    """What one program of the merge holds at a time: pieces of rows, and columns."""
 
+    rows: int
+    """More than one: a warp each, by `merge_rows`. One: all warps share it."""
     pieces: int
     columns: int
 
@@ -116,18 +118,24 @@ class MergeShape:
 
 
 MERGE_SHAPES = (
-    MergeShape(pieces=4, columns=512),
-    MergeShape(pieces=16, columns=512),
-    MergeShape(pieces=64, columns=64),
+    MergeShape(rows=4, pieces=2, columns=512),
+    MergeShape(rows=4, pieces=4, columns=256),
+    MergeShape(rows=4, pieces=8, columns=128),
+    MergeShape(rows=1, pieces=16, columns=512),
+    MergeShape(rows=1, pieces=64, columns=64),
 )
 """All there are, so that all can be compiled before the first step. A piece more than
 fits costs a round, a row in several blocks costs programs; at most 64 registers."""
+_UNEVEN_PIECES = 4
+"""A round's where only a batch of uneven requests is cut: their longest has several."""
 
 
 @cache  # it is asked once a layer
 def choose_merge(parts: int, num_reqs: int) -> MergeShape:
     """The smallest shape that holds the pieces of a request, were all alike."""
-    pieces = parts if num_reqs <= 1 else -(-parts // num_reqs) + 1
+    pieces = parts // max(num_reqs, 1)
+    if pieces < 2:
+        pieces = _UNEVEN_PIECES
     fits = (shape for shape in MERGE_SHAPES if pieces <= shape.pieces)
     return next(fits, MERGE_SHAPES[-1])
 

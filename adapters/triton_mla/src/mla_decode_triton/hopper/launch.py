@@ -32,6 +32,7 @@ from mla_decode_triton.hopper.grid import (
 )
 from mla_decode_triton.hopper.known import LOG2E, Known, Launched, Layer
 from mla_decode_triton.hopper.merge import merge_kernel
+from mla_decode_triton.hopper.merge_rows import merge_kernel as merge_rows_kernel
 from mla_decode_triton.hopper.schedule import plan_kernel
 from mla_decode_triton.hopper.swap import swap_kernel
 from mla_decode_triton.hopper.swap_fp8 import swap_fp8_kernel
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 PAGE_SIZES = (16, 32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float16)
 FP8 = torch.float8_e4m3fn
+MERGE_REGISTERS = 64
+"""Of a thread that merges rows by warps: 8 programs a multiprocessor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,7 @@ class Tuning:
     snap: int = 2
     min_tiles: int = 1
     merges_per_multiprocessor: int = 16
-    """Programs of the merge, at most: what fits beside each other."""
+    """Programs of the merge of many pieces, at most: what fits beside each other."""
     prefetch: int = 3
     """Tiles that more than 32 rows ask of an fp8 cache ahead of time. An estimate."""
 
@@ -319,7 +322,10 @@ class HopperStep:
         )
 
     def _merge_grid(self, shape: MergeShape, num_reqs: int) -> tuple[int, int, int]:
-        units = min(num_reqs, self.grid.parts) * self.num_rows * shape.blocks
+        rows = -(-self.num_rows // shape.rows)
+        units = min(num_reqs, self.grid.parts) * rows * shape.blocks
+        if shape.rows > 1:
+            return units, 1, 1
         most = self.tuning.merges_per_multiprocessor * self.multiprocessors
         return min(units, most), 1, 1
 
@@ -361,7 +367,7 @@ class HopperStep:
     def _merge_variant(
         self, shape: MergeShape, out_dtype: torch.dtype, *, needs_lse: bool
     ) -> Variant:
-        key = shape.pieces, shape.columns, out_dtype, needs_lse
+        key = shape, out_dtype, needs_lse
         variant = self.variants.get(key)
         if variant is None:
             variant = self.variants[key] = self._new_merge(shape, needs_lse=needs_lse)
@@ -373,12 +379,16 @@ class HopperStep:
             "BLOCK_PARTS": self.grid.block_parts,
             "BLOCK_PIECES": shape.pieces,
             "BLOCK_COLUMNS": shape.columns,
-            "EARLY": True,
         }
+        options = {"num_warps": 4, "launch_pdl": True}
+        if shape.rows == 1:
+            constants["EARLY"] = True
+            return Variant(kernel=merge_kernel, constants=constants, options=options)
+        constants["BLOCK_ROWS"] = shape.rows
         return Variant(
-            kernel=merge_kernel,
+            kernel=merge_rows_kernel,
             constants=constants,
-            options={"num_warps": 4, "launch_pdl": True},
+            options=options | {"maxnreg": MERGE_REGISTERS},
         )
 
     def _require_served(self, cache: Tensor, kv_scale: Tensor | None) -> None:
