@@ -53,7 +53,9 @@ def make_step(query_len, num_heads, max_num_reqs=64):
         (132, 16, 4, 8),
         (66, 16, 4, 4),
         (132, 64, 4, 2),
-        # Even requests are not cut here, or not into pieces of one size.
+        # Not cut into pieces of one size, or not at all.
+        (132, 50, 4, 4),
+        (132, 28, 4, 8),
         (132, 67, 4, 4),
         (132, 1024, 4, 4),
     ],

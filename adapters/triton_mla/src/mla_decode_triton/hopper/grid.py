@@ -126,16 +126,22 @@ MERGE_SHAPES = (
 )
 """All there are, so that all can be compiled before the first step. A piece more than
 fits costs a round, a row in several blocks costs programs; at most 64 registers."""
-_UNEVEN_PIECES = 4
-"""A round's where only a batch of uneven requests is cut: their longest has several."""
+_LEAST_UNEVEN = 4
+"""Pieces of a round where not all requests are cut into as many."""
 
 
 @cache  # it is asked once a layer
 def choose_merge(parts: int, num_reqs: int) -> MergeShape:
-    """The smallest shape that holds the pieces of a request, were all alike."""
-    pieces = parts // max(num_reqs, 1)
-    if pieces < 2:
-        pieces = _UNEVEN_PIECES
+    """The smallest shape that holds the pieces of a request, were all as long.
+
+    They are cut into pieces of one size where nearly all parts get one then, and
+    otherwise at equal shares, which may lie across two pieces more.
+    """
+    num_reqs = max(num_reqs, 1)
+    pieces = parts // num_reqs
+    is_even = pieces > 1 and 10 * pieces * num_reqs >= 9 * parts
+    if not is_even:
+        pieces = max(pieces + 2, _LEAST_UNEVEN)
     fits = (shape for shape in MERGE_SHAPES if pieces <= shape.pieces)
     return next(fits, MERGE_SHAPES[-1])
 

@@ -1,10 +1,11 @@
 # mypy: ignore-errors
-"""The merge: pieces of a split request become its rows, weighted by log-sum-exp.
+"""The merge of many pieces: all warps of a program share a row, or some columns of one.
 
-The grid is fixed and walks the list of split requests of the work table, so that a batch
-without splits costs a launch and no more. A unit of work is one row by a block of its
-512 columns; all its pieces are loaded at once, which is what makes it short: the latency
-of the loads is paid once, not once a piece.
+Pieces of a split request become its rows, weighted by log-sum-exp. The grid is fixed and
+walks the list of split requests of the work table, so that a batch without splits costs a
+launch and no more. A unit of work is one row by a block of its 512 columns; all its
+pieces are loaded at once, which is what makes it short: the latency of the loads is paid
+once, not once a piece.
 """
 
 import triton

@@ -1,9 +1,9 @@
 # mypy: ignore-errors
 """The merge of few pieces: a warp a row, so that nothing crosses warps.
 
-Half of the time of a merge is the way there: the launch, the work table, addresses. So
-none of it is left for after the kernel before it has ended, and a row's pieces are
-loaded in one go.
+Much of a merge is the way there: the launch, the work table, addresses. As little of it
+as can be is left for when the kernel before is over, and a row's pieces are then loaded
+in one go.
 """
 
 from triton.experimental import gluon
