@@ -30,7 +30,7 @@ def merge_kernel(
 ):
     """Merge one row's splits over a block of its 512 columns.
 
-    Grid: (rows, 512 / BLOCK_COLUMNS). `partial_out_ptr` float32 [rows, num_splits, 512]
+    Grid: (rows, 512 / BLOCK_COLUMNS). `partial_out_ptr` float32 [num_splits, rows, 512]
     normalised within its split, `partial_lse_ptr` float32 [rows, num_splits] in log2,
     -inf where a split saw no key; the partial output of such a split is never read.
     """
@@ -38,6 +38,7 @@ def merge_kernel(
     columns = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     splits = tl.arange(0, MAX_SPLITS)
     base = row * num_splits
+    num_rows = tl.num_programs(0).to(tl.int64)
     lse = tl.load(
         partial_lse_ptr + base + splits, mask=splits < num_splits, other=float("-inf")
     )
@@ -54,7 +55,9 @@ def merge_kernel(
         )
         weight = tl.exp2(some_lse - safe_peak) / total
         partial = tl.load(
-            partial_out_ptr + (base + some)[:, None] * _LATENT + columns[None, :],
+            partial_out_ptr
+            + (some * num_rows + row)[:, None] * _LATENT
+            + columns[None, :],
             mask=(some_lse > float("-inf"))[:, None],
             other=0.0,
         )
