@@ -78,10 +78,14 @@ def measure(bench: Bench, point: Point, names: list[str]) -> dict[str, Any]:
 
 @app.command()
 def points(
-    results: Path, budget_s: float = 120.0, pool_tokens: int = 128 * 32768
+    results: Path,
+    budget_s: float = 120.0,
+    pool_tokens: int = 128 * 32768,
+    shard: Annotated[str, typer.Option(help="which of how many, as 0/1")] = "0/1",
 ) -> None:
     """Measure what the results lack, until the budget is spent."""
     begun = time.monotonic()
+    index, count = (int(part) for part in shard.split("/"))
     done = set()
     if results.exists():
         done = {
@@ -92,7 +96,7 @@ def points(
     names = available(bench)
     device = torch.cuda.get_device_name()
     with results.open("a") as file:
-        for point in all_points():
+        for point in all_points()[index::count]:
             if json.dumps(asdict(point)) in done:
                 continue
             if time.monotonic() - begun > budget_s:
