@@ -1,6 +1,9 @@
 """One backend over both kernels: which one serves, and that every answer is its own."""
 
-from importlib import metadata
+import os
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,6 +26,7 @@ from mla_decode.selection import select
 from mla_decode.workspace import core_bytes, held_bytes
 from mla_decode_triton import chosen_backend
 from mla_decode_triton.auto import HOPPER, PORTABLE, choose
+from mla_decode_triton.hopper import capability
 from mla_decode_triton.hopper.capability import CAPABILITY as HOPPER_CAPABILITY
 
 auto = chosen_backend("auto")
@@ -40,12 +44,7 @@ def triton(monkeypatch):
     """The Triton that is installed, whatever is; returns what changes it."""
 
     def install(version):
-        def installed(_name):
-            if version is None:
-                raise metadata.PackageNotFoundError
-            return version
-
-        monkeypatch.setattr(metadata, "version", installed)
+        monkeypatch.setattr(capability, "installed_triton", lambda: version)
 
     install("3.6.0")
     return install
@@ -57,14 +56,14 @@ PASSED_OVER = [
     ({"max_splits": 4}, "feature"),
     ({"batch_invariant": True}, "determinism"),
     ({"kv_page_stride": 64 * 576 + 4}, "feature"),
-    ({"kv_dtype": "fp8"}, "kv_dtype"),
 ]
-"""What the portable kernel serves under `auto`: alone, or faster."""
+"""What the portable kernel alone serves."""
 
 
 def test_a_card_takes_the_hopper_kernel():
     for fields, name in [
         ({}, "swap_kernel"),
+        ({"kv_dtype": "fp8"}, "swap_fp8_kernel"),
         ({"kv_dtype": "fp8", "query_lens": {1, 2}}, "swap_fp8_kernel"),
         ({"kv_dtype": "fp8", "query_lens": {1, 3}}, "asym_fp8_kernel"),
         ({"query_lens": {1, 3}, "graphs": True, "masks": set(Mask)}, "asym_kernel"),
@@ -108,14 +107,37 @@ def test_an_older_triton_has_the_portable_kernel_alone(triton, version, got):
 
 @pytest.mark.parametrize("arch", ["gfx942", "sm_100", "sm_80"])
 def test_other_architectures_have_the_portable_kernel_alone(arch):
-    device = DeviceInfo.assume(arch)
     problem = problem_of()
-    assert choose(problem, device).backend is PORTABLE
-    assert (
-        f"[arch] No kernels for this architecture (got {arch}; allowed: sm_90)"
-        in (auto.notes(problem, device)[0])
+    assumed = DeviceInfo.assume(arch)
+    for device in (assumed, replace(assumed, assumed=False)):
+        chosen = choose(problem, device)
+        assert chosen.backend is PORTABLE
+        assert chosen.passed_over == ()
+        assert auto.notes(problem, device) == []
+        assert auto.evidence(device) == PORTABLE.evidence(device)
+        assert auto.answers(device) == PORTABLE.answers(device)
+
+
+def test_elsewhere_nothing_of_the_hopper_kernel_is_imported_or_asked():
+    script = (
+        "import sys\n"
+        "from mla_decode import DecodeProblem, DeviceInfo, select\n"
+        "from mla_decode_triton import backend\n"
+        "from mla_decode_triton.hopper.capability import installed_triton\n"
+        "device = DeviceInfo.assume('gfx942')\n"
+        "problem = DecodeProblem(num_q_heads=16, query_lens={1, 4})\n"
+        "select(problem, device, 'triton_mla', lowering='exact')\n"
+        "builder = backend.builder_cls(problem, device)\n"
+        "where = 'mla_decode_triton.hopper.', 'triton.experimental'\n"
+        "loaded = [name for name in sys.modules if name.startswith(where)]\n"
+        "print(sorted(loaded), installed_triton.cache_info().misses)\n"
     )
-    assert auto.evidence(device) == PORTABLE.evidence(device)
+    environment = {**os.environ, "MLA_DECODE_TRITON_KERNEL": ""}
+    told = subprocess.check_output(
+        [sys.executable, "-c", script], text=True, env=environment
+    )
+    light = [f"mla_decode_triton.hopper.{n}" for n in ("backend", "capability", "grid")]
+    assert told == f"{light} 0\n"
 
 
 def test_an_assumed_card_is_interpreted_and_told_what_a_real_one_takes():
@@ -131,7 +153,7 @@ def test_an_assumed_card_is_interpreted_and_told_what_a_real_one_takes():
 
 def test_the_evidence_of_a_card_tells_the_kernels_apart():
     assert auto.evidence(CARD).startswith("hardware; the Hopper kernel")
-    assert "timed 2026-11-30" in auto.evidence(CARD)
+    assert auto.evidence(CARD).endswith("contract kit on an H200, 2026-11-30")
 
 
 def test_refuses_what_neither_serves_with_the_portable_kernels_reasons():

@@ -10,10 +10,11 @@ from triton_steps import Step, make_step, relative_error
 
 from mla_decode import DecodeProblem, DeviceInfo, Mask, MLADecoder
 from mla_decode.workspace import core_bytes, held_bytes
-from mla_decode_triton import backend
+from mla_decode_triton import chosen_backend
 from mla_decode_triton.planning import plan_step, workspace_bytes
 from mla_decode_triton.tiles import ARCH_TILES
 
+backend = chosen_backend("portable")
 SM_90 = DeviceInfo.assume("sm_90")
 LENS = (250, 129, 33)
 """129 keys are a tile more than 128: an equal share would be cut elsewhere."""

@@ -7,8 +7,9 @@ import torch
 from triton_steps import SCALE, make_step
 
 from mla_decode import DecodeProblem, DeviceInfo, Mask
-from mla_decode_triton import backend
+from mla_decode_triton import chosen_backend
 
+backend = chosen_backend("portable")
 SM_90 = DeviceInfo.assume("sm_90")
 
 

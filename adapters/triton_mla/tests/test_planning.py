@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mla_decode import DecodeProblem, DeviceInfo, Mask
-from mla_decode_triton import backend
+from mla_decode_triton import chosen_backend
 from mla_decode_triton.planning import (
     MAX_SPLITS,
     MERGE_SIZES,
@@ -16,6 +16,7 @@ from mla_decode_triton.planning import (
 )
 from mla_decode_triton.tiles import ARCH_TILES
 
+backend = chosen_backend("portable")
 SM_90 = ARCH_TILES["sm_90"]
 
 

@@ -7,10 +7,11 @@ import torch
 from triton_steps import make_step, relative_error
 
 from mla_decode import DecodeProblem, DeviceInfo, Mask
-from mla_decode_triton import backend
 from mla_decode_triton import builder as builder_module
+from mla_decode_triton import chosen_backend
 from mla_decode_triton.tiles import ARCH_TILES
 
+backend = chosen_backend("portable")
 TOLERANCE = 4e-3
 """The interpreter truncates where a GPU rounds to bfloat16: twice a GPU's error."""
 

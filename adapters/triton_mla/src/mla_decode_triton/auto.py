@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
-from mla_decode.refusal import Refusal, RefusalCode
 from mla_decode_triton.backend import TritonAnswers, TritonMLABackend
 from mla_decode_triton.hopper.backend import EVIDENCE, HopperMLABackend
 from mla_decode_triton.hopper.capability import (
@@ -25,12 +24,10 @@ if TYPE_CHECKING:
     from mla_decode.forward_check import CheckedCall
     from mla_decode.mask import Mask
     from mla_decode.problem import DecodeProblem
+    from mla_decode.refusal import Refusal
     from mla_decode_triton.auto_builder import AutoBuilder
 
 PORTABLE, HOPPER = TritonMLABackend(), HopperMLABackend()
-MOST_ROWS_OF_FP8 = 16
-"""Query rows (Q * H) up to which the portable kernel was the faster one over fp8 caches:
-211 us against 236 on an H200 (64 requests of 16384 tokens, 16 rows)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +37,9 @@ class Choice:
     backend: TritonMLABackend
     """`PORTABLE` or `HOPPER`."""
     reasons: tuple[Refusal, ...]
-    """Why a card of the architecture takes the portable kernel; none where it takes
-    the Hopper one, which an assumed device does not: Gluon has no interpreter."""
+    """Why a card of Hopper's takes the portable kernel: none where it takes the Hopper
+    one, which an assumed device does not since Gluon has no interpreter, and none of
+    other architectures, where nothing is passed over."""
 
     @property
     def passed_over(self) -> tuple[str, ...]:
@@ -58,7 +56,7 @@ def choose(
     device: DeviceInfo,
     triton: Sequence[Refusal] | None = None,
 ) -> Choice:
-    """Choose the kernel of a problem's builder.
+    """Choose the kernel of a problem's builder: nothing is asked but on Hopper.
 
     Args:
         problem: Of all block lengths: one kernel serves them, or the other does.
@@ -66,32 +64,17 @@ def choose(
         triton: What `triton_refusals` said, for who asks often. The installed Triton
             counts, for assumed devices as well.
     """
-    reasons = (*problem_refusals(problem, device), *slower(problem, device))
-    if device.arch == ARCH:
-        reasons += tuple(triton_refusals() if triton is None else triton)
+    if device.arch != ARCH:
+        return Choice(backend=PORTABLE, reasons=())
+    installed = triton_refusals() if triton is None else triton
+    reasons = (*problem_refusals(problem, device), *installed)
     is_hopper = not reasons and not device.assumed
     return Choice(backend=HOPPER if is_hopper else PORTABLE, reasons=reasons)
 
 
-def slower(problem: DecodeProblem, device: DeviceInfo) -> tuple[Refusal, ...]:
-    """Where the Hopper kernel serves, but was measured slower than the portable one."""
-    rows = max(problem.query_lens) * problem.num_q_heads
-    if device.arch != ARCH or problem.kv_dtype != "fp8" or rows > MOST_ROWS_OF_FP8:
-        return ()
-    return (
-        Refusal(
-            code=RefusalCode.KV_DTYPE,
-            message="the portable kernel is faster over fp8 caches with so few rows",
-            got=f"{rows} rows",
-            allowed=f"more than {MOST_ROWS_OF_FP8} rows",
-            fix="set MLA_DECODE_TRITON_KERNEL=hopper to have it all the same",
-        ),
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class AutoAnswers(TritonAnswers):
-    """What the two kernels serve on a device, with one Triton."""
+    """What the two kernels serve on a Hopper card, with one Triton."""
 
     triton: tuple[Refusal, ...]
     """Why the installed Triton is none for the Hopper kernel."""
@@ -106,8 +89,7 @@ class AutoAnswers(TritonAnswers):
     ) -> int | None:
         """The fewer of both kernels', where either may serve."""
         walks = super().fewest_walks(problem, query_len, mask, num_q_heads)
-        device = self.device
-        if walks is None or device.arch != ARCH or device.assumed or self.triton:
+        if walks is None or self.triton:
             return walks
         return min(walks, count_row_tiles(query_len * num_q_heads))
 
@@ -128,21 +110,24 @@ class AutoTritonBackend(TritonMLABackend):
         """That of the kernel that serves the problem."""
         return choose(problem, device).backend.cost(problem, device)
 
-    def answers(self, device: DeviceInfo) -> AutoAnswers:
-        """What a planner asks."""
-        on_hopper = device.arch == ARCH
-        triton = tuple(triton_refusals()) if on_hopper else ()
+    def answers(self, device: DeviceInfo) -> TritonAnswers:
+        """What a planner asks: of the portable kernel alone but on a Hopper card."""
+        if device.arch != ARCH or device.assumed:
+            return PORTABLE.answers(device)
+        triton = tuple(triton_refusals())
         return AutoAnswers(backend=self, device=device, triton=triton)
 
     def evidence(self, device: DeviceInfo) -> str:
-        """What ran where, and how little is known of the Hopper kernel."""
+        """What ran where, and what is known of the Hopper kernel where that may serve."""
         word = PORTABLE.evidence(device)
         if device.assumed or device.arch != ARCH or triton_refusals():
             return word
-        return f"{word}; the Hopper kernel, where it serves, {EVIDENCE}"
+        return f"{word}; the Hopper kernel, where it serves: {EVIDENCE}"
 
     def notes(self, problem: DecodeProblem, device: DeviceInfo) -> list[str]:
-        """Which kernel serves, and why not the Hopper one: a line of `explain`."""
+        """On Hopper a line of `explain`: which kernel serves, and why not its own."""
+        if device.arch != ARCH:
+            return []
         chosen = choose(problem, device)
         names = " + ".join(chosen.backend.kernel_names(problem, device))
         if chosen.backend is HOPPER:

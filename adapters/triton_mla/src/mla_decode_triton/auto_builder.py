@@ -9,7 +9,6 @@ from mla_decode.batch import QueryLenSupport
 from mla_decode.builder import GraphSupport, MLADecodeMetadataBuilder
 from mla_decode.device import as_device_info
 from mla_decode_triton.auto import choose
-from mla_decode_triton.hopper.capability import ARCH
 
 if TYPE_CHECKING:
     import torch
@@ -48,11 +47,10 @@ class AutoBuilder(MLADecodeMetadataBuilder):
     ) -> AutoBuilder:
         """Choose the kernel; the constructor of its builder does the rest."""
         del validate
-        info = as_device_info(device)
-        chosen = choose(problem, info)
+        chosen = choose(problem, as_device_info(device))
         made = object.__new__(_joined(cls, chosen.backend.builder_cls))
         made.serving = chosen.backend
-        made.passed_over = chosen.passed_over if info.arch == ARCH else ()
+        made.passed_over = chosen.passed_over
         return made
 
     def __init__(

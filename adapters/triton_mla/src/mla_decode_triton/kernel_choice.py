@@ -17,9 +17,8 @@ BACKENDS: dict[str, type[TritonMLABackend]] = {
     "hopper": HopperMLABackend,
     "auto": AutoTritonBackend,
 }
-DEFAULT_KERNEL = "portable"
-"""Where nothing is said, on Hopper too: the contract kit has not passed over the other
-kernel on a card since that was last changed."""
+DEFAULT_KERNEL = "auto"
+"""Where nothing is said. Elsewhere than on Hopper that is the portable kernel."""
 
 
 def chosen_backend(kernel: str | None = None) -> TritonMLABackend:

@@ -17,9 +17,9 @@ from triton_steps import SCALE, make_step, relative_error
 from mla_decode import ArgumentError, BackendRefused, DecodeProblem, DeviceInfo, Mask
 from mla_decode.workspace import core_bytes, held_bytes
 from mla_decode_triton import TritonMLABackend, chosen_backend
-from mla_decode_triton.hopper import grid
+from mla_decode_triton.hopper import capability, grid
 from mla_decode_triton.hopper.grid import WorkspaceSize, count_multiprocessors
-from mla_decode_triton.kernel_choice import BACKENDS, DEFAULT_KERNEL
+from mla_decode_triton.kernel_choice import BACKENDS
 
 SM_90 = DeviceInfo.assume("sm_90")
 CARD = DeviceInfo(vendor="cuda", arch="sm_90")
@@ -40,10 +40,18 @@ def test_all_of_them_have_one_name_and_the_portable_one_is_plain():
     assert {chosen_backend(kernel).name for kernel in BACKENDS} == {"triton_mla"}
 
 
-@pytest.mark.parametrize("value", ["", "portable", "hopper", " auto "])
-def test_the_environment_chooses(monkeypatch, value):
+@pytest.mark.parametrize(
+    ("value", "kernel"),
+    [("", "auto"), ("portable", "portable"), ("hopper", "hopper"), (" auto ", "auto")],
+)
+def test_the_environment_chooses(monkeypatch, value, kernel):
     monkeypatch.setenv("MLA_DECODE_TRITON_KERNEL", value)
-    assert type(chosen_backend()) is BACKENDS[value.strip() or DEFAULT_KERNEL]
+    assert type(chosen_backend()) is BACKENDS[kernel]
+
+
+def test_unasked_each_problem_has_the_kernel_that_can(monkeypatch):
+    monkeypatch.delenv("MLA_DECODE_TRITON_KERNEL", raising=False)
+    assert type(chosen_backend()) is BACKENDS["auto"]
 
 
 def test_refuses_a_kernel_of_another_name(monkeypatch):
@@ -121,13 +129,20 @@ def test_refuses_every_other_architecture(arch):
     [("3.5.1", True), ("3.6.0", False), ("3.10.0", False), (None, True)],
 )
 def test_refuses_a_triton_without_its_gluon(monkeypatch, version, refused):
-    def installed(_name):
-        if version is None:
-            raise metadata.PackageNotFoundError
-        return version
-
-    monkeypatch.setattr(metadata, "version", installed)
+    monkeypatch.setattr(capability, "installed_triton", lambda: version)
     assert codes(CARD) == (["dependency"] if refused else [])
+
+
+def test_reads_the_installed_triton_or_that_there_is_none(monkeypatch):
+    read = capability.installed_triton.__wrapped__
+    monkeypatch.setattr(metadata, "version", {"triton": "3.7.1"}.__getitem__)
+    assert read() == "3.7.1"
+
+    def absent(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", absent)
+    assert read() is None
 
 
 @pytest.mark.parametrize("query_lens", [{1}, {1, 2, 4}, {32}])
@@ -342,7 +357,12 @@ def test_decodes_through_the_contract(
         ({"num_q_heads": 64, "kv_dtype": "fp8"}, "asym_fp8_kernel"),
     ],
 )
-def test_names_its_kernels_and_says_that_it_was_never_timed(fields, names):
+def test_names_its_kernels(fields, names):
     problem = problem_of(query_lens=frozenset({1}), **fields)
     assert hopper.kernel_names(problem, SM_90) == (names, "merge_kernel")
-    assert "timed 2026-11-30" in hopper.evidence(CARD)
+
+
+def test_says_where_the_contract_kit_passed():
+    assert hopper.evidence(CARD).startswith("hardware; the Hopper kernel alone")
+    assert hopper.evidence(CARD).endswith("contract kit on an H200, 2026-11-30")
+    assert hopper.evidence(SM_90).startswith("simulated")

