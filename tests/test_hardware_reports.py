@@ -63,11 +63,23 @@ def test_a_received_report_is_kept_and_proves_its_own_arch_and_backend(receive, 
     assert not one.proves("cuda_flashmla", DeviceInfo.assume("sm_90"))
 
 
-def test_a_report_of_what_was_asked_for_proves_nothing_of_the_defaults(receive, report):
-    _, [one] = receive(report, "--asked", "hopper")
-    assert one.asked == "hopper"
-    assert one.file_name.endswith("-hopper.json")
-    assert not one.proves("triton_mla", DeviceInfo.assume("sm_90"))
+@pytest.mark.parametrize(
+    ("asked", "proved"), [("hopper", False), ("portable", False), ("auto", True)]
+)
+def test_a_report_proves_the_defaults_where_the_choice_was_left_to_them(
+    receive, report, asked, proved
+):
+    _, [one] = receive(report, "--asked", asked)
+    assert one.asked == asked
+    assert one.file_name.endswith(f"-{asked}.json")
+    assert one.proves("triton_mla", DeviceInfo.assume("sm_90")) is proved
+
+
+def test_no_kept_report_of_one_kernel_proves_the_choice_between_them(tool):
+    kernels = [one for one in tool.kept() if one.asked in ("hopper", "portable")]
+    assert {one.asked for one in kernels} == {"hopper", "portable"}
+    device = DeviceInfo.assume("sm_90")
+    assert not any(one.proves("triton_mla", device) for one in kernels)
 
 
 def test_a_kept_report_names_its_commit_and_not_the_machines_kernel(

@@ -2,8 +2,9 @@
 
 Usage: ``hardware_reports.py report.json [...]`` adds received reports; the support
 matrix of the documentation is made with what is kept. ``--commit`` names the commit that
-ran where the report could not know it, and ``--asked WORD`` says what was asked for
-beyond the defaults, such as another kernel of the same backend.
+ran where the report could not know it, and ``--asked WORD`` says what was asked for,
+such as one kernel of a backend that has two. Only what asked for nothing, or for
+``auto``, is evidence for who asks for nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from mla_decode import DeviceInfo
 
 KEPT = Path(__file__).parents[1] / "docs" / "reports" / "hardware"
+UNASKED = frozenset({"", "auto"})
+"""Words for a run that left the choice to the backend."""
 LINUX = re.compile(r"^Linux-.+?-(x86_64|aarch64)")
 
 
@@ -43,7 +46,7 @@ class HardwareReport:
     counts: Mapping[str, int]
     failed: tuple[str, ...] = ()
     asked: str = ""
-    """What was asked for beyond the defaults: it proves nothing of these."""
+    """What was asked for: beyond `UNASKED` it proves nothing of the defaults."""
 
     @property
     def file_name(self) -> str:
@@ -56,7 +59,7 @@ class HardwareReport:
         """Whether it is evidence for a backend on a device with these libraries."""
         return (
             self.is_conformant
-            and not self.asked
+            and self.asked in UNASKED
             and (self.backend, self.arch) == (backend, device.arch)
             and all(self.libraries.get(k) == v for k, v in device.libraries.items())
         )
@@ -113,7 +116,7 @@ def add(
     ],
     folder: Annotated[Path, typer.Option(file_okay=False)] = KEPT,
     commit: Annotated[str, typer.Option(help="That ran, in full.")] = "",
-    asked: Annotated[str, typer.Option(help="A word, such as hopper.")] = "",
+    asked: Annotated[str, typer.Option(help="A word: hopper, portable, auto.")] = "",
 ) -> None:
     """Check received reports and keep them; they become evidence in the documents.
 
