@@ -16,8 +16,6 @@ from mla_decode_triton.hopper.capability import (
 from mla_decode_triton.hopper.grid import count_row_tiles
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mla_decode.backend import Cost
     from mla_decode.builder import MLADecodeMetadataBuilder
     from mla_decode.device import DeviceInfo
@@ -51,45 +49,29 @@ class Choice:
         )
 
 
-def choose(
-    problem: DecodeProblem,
-    device: DeviceInfo,
-    triton: Sequence[Refusal] | None = None,
-) -> Choice:
+def choose(problem: DecodeProblem, device: DeviceInfo) -> Choice:
     """Choose the kernel of a problem's builder: nothing is asked but on Hopper.
 
     Args:
         problem: Of all block lengths: one kernel serves them, or the other does.
-        device: Where it runs.
-        triton: What `triton_refusals` said, for who asks often. The installed Triton
-            counts, for assumed devices as well.
+        device: Where it runs. The installed Triton counts, if it is assumed as well.
     """
     if device.arch != ARCH:
         return Choice(backend=PORTABLE, reasons=())
-    installed = triton_refusals() if triton is None else triton
-    reasons = (*problem_refusals(problem, device), *installed)
+    reasons = (*problem_refusals(problem, device), *triton_refusals())
     is_hopper = not reasons and not device.assumed
     return Choice(backend=HOPPER if is_hopper else PORTABLE, reasons=reasons)
 
 
-@dataclass(frozen=True, kw_only=True)
 class AutoAnswers(TritonAnswers):
-    """What the two kernels serve on a Hopper card, with one Triton."""
-
-    triton: tuple[Refusal, ...]
-    """Why the installed Triton is none for the Hopper kernel."""
-
-    def cost(self, problem: DecodeProblem) -> Cost:
-        """That of the kernel that serves the problem."""
-        chosen = choose(problem, self.device, self.triton)
-        return chosen.backend.cost(problem, self.device)
+    """What the two kernels serve on a Hopper card."""
 
     def fewest_walks(
         self, problem: DecodeProblem, query_len: int, mask: Mask, num_q_heads: int
     ) -> int | None:
         """The fewer of both kernels', where either may serve."""
         walks = super().fewest_walks(problem, query_len, mask, num_q_heads)
-        if walks is None or self.triton:
+        if walks is None or triton_refusals():
             return walks
         return min(walks, count_row_tiles(query_len * num_q_heads))
 
@@ -111,11 +93,10 @@ class AutoTritonBackend(TritonMLABackend):
         return choose(problem, device).backend.cost(problem, device)
 
     def answers(self, device: DeviceInfo) -> TritonAnswers:
-        """What a planner asks: of the portable kernel alone but on a Hopper card."""
-        if device.arch != ARCH or device.assumed:
-            return PORTABLE.answers(device)
-        triton = tuple(triton_refusals())
-        return AutoAnswers(backend=self, device=device, triton=triton)
+        """What a planner asks; only a Hopper card has the bounds of either kernel."""
+        on_hopper = device.arch == ARCH and not device.assumed
+        answers = AutoAnswers if on_hopper else TritonAnswers
+        return answers(backend=self, device=device)
 
     def evidence(self, device: DeviceInfo) -> str:
         """What ran where, and what is known of the Hopper kernel where that may serve."""
