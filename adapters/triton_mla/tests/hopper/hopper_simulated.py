@@ -236,11 +236,13 @@ def simulated_merge(shape, *, trees=None, needs_lse=True):
             "BLOCK_ROWS": shape.rows,
             "BLOCK_PIECES": shape.pieces,
             "BLOCK_COLUMNS": shape.columns,
+            "LOOPS": shape.programs > 0,
         }
+        units = min(num_reqs, num_parts) * row_blocks * shape.blocks
         hopper_simulator.run(
             merge_rows,
             "merge_kernel",
-            (min(num_reqs, num_parts) * row_blocks * shape.blocks, 1),
+            (min(units, shape.programs) or units, 1),
             arguments,
             trees=trees,
         )

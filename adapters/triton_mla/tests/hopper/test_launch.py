@@ -57,6 +57,8 @@ def make_step(query_len, num_heads, max_num_reqs=64):
         (132, 50, 4, 4),
         (132, 28, 4, 8),
         (132, 67, 4, 4),
+        # Not cut at all.
+        (132, 119, 4, 4),
         (132, 1024, 4, 4),
     ],
 )
@@ -79,7 +81,7 @@ class Grids:
 
 @pytest.mark.parametrize(
     ("num_heads", "num_reqs", "expected"),
-    [(7, 64, 64 * 2), (7, 33, 33 * 2 * 2), (64, 64, 64 * 16), (7, 400, 132 * 2 * 2)],
+    [(7, 64, 64 * 2), (7, 33, 33 * 2 * 2), (64, 64, 64 * 16), (7, 400, 132 * 4)],
 )
 def test_a_program_merges_a_warp_a_row_where_pieces_are_few(
     monkeypatch, num_heads, num_reqs, expected
@@ -97,7 +99,7 @@ def test_many_pieces_are_merged_by_as_many_programs_as_fit(monkeypatch):
     monkeypatch.setattr(launch, "merge_kernel", grids)
     for num_heads in (7, 128 * 32):
         step = make_step(1, num_heads)
-        shape = MergeShape(rows=1, pieces=64, columns=64)
+        shape = MergeShape(rows=1, pieces=64, columns=64, programs=16)
         step.merge(torch.zeros(1, dtype=torch.bfloat16), None, shape, 1)
     assert grids.seen == [(7 * 8, 1, 1), (16 * 132, 1, 1)]
 

@@ -93,7 +93,7 @@ def test_any_scale(plan_kernel, scale):
     ],
 )
 def test_peaks_rise_where_a_weight_would_pass_the_slack(scores, raises):
-    world = World((0, 0, 0), 0)
+    world = World((0, 0, 0), (1, 1, 1), 0)
     names = Binder(world, {}).bind(asym)
     names["declare_vote"]()
     raise_heavy = Binder(world, {}).bind(lazy_peak)["raise_heavy"]

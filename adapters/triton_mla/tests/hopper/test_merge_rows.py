@@ -123,7 +123,7 @@ class WithoutWait(ast.NodeTransformer):
 
 @pytest.mark.parametrize(
     ("index", "complaint"),
-    [(0, "an access before the kernel before"), (1, "ends before the kernel before")],
+    [(0, "an access before the kernel before"), (2, "ends before the kernel before")],
 )
 def test_no_program_overtakes_the_kernel_before(plan_kernel, index, complaint):
     from mla_decode_triton.hopper import merge_rows
@@ -134,3 +134,21 @@ def test_no_program_overtakes_the_kernel_before(plan_kernel, index, complaint):
     pieces = make_pieces(plan_kernel, lens, 4, num_rows)
     with pytest.raises(SimulationError, match=complaint):
         merged(merge, lens, num_rows, *pieces)
+
+
+@pytest.mark.parametrize(
+    ("lens", "complaint"),
+    [
+        ([640, 0, 640], "an access before the kernel before"),
+        ([64], "ends before the kernel before"),
+    ],
+    ids=str,
+)
+def test_no_program_that_takes_turns_overtakes_it_either(plan_kernel, lens, complaint):
+    from mla_decode_triton.hopper import merge_rows
+
+    tree = WithoutWait(1).visit(copy.deepcopy(source_tree(merge_rows)))
+    merge = simulated_merge(SHAPES[-1], trees={merge_rows.__name__: tree})
+    pieces = make_pieces(plan_kernel, lens, 4, 4)
+    with pytest.raises(SimulationError, match=complaint):
+        merged(merge, lens, 4, *pieces)

@@ -110,6 +110,8 @@ class MergeShape:
     """More than one: a warp each, by `merge_rows`. One: all warps share it."""
     pieces: int
     columns: int
+    programs: int = 0
+    """A multiprocessor, at most, which take turns; 0: as many as there may be units."""
 
     @property
     def blocks(self) -> int:
@@ -121,8 +123,9 @@ MERGE_SHAPES = (
     MergeShape(rows=4, pieces=2, columns=512),
     MergeShape(rows=4, pieces=4, columns=256),
     MergeShape(rows=4, pieces=8, columns=128),
-    MergeShape(rows=1, pieces=16, columns=512),
-    MergeShape(rows=1, pieces=64, columns=64),
+    MergeShape(rows=1, pieces=16, columns=512, programs=16),
+    MergeShape(rows=1, pieces=64, columns=64, programs=16),
+    MergeShape(rows=4, pieces=4, columns=256, programs=4),
 )
 """All there are, so that all can be compiled before the first step. A piece more than
 fits costs a round, a row in several blocks costs programs; at most 64 registers."""
@@ -138,12 +141,14 @@ def choose_merge(parts: int, num_reqs: int) -> MergeShape:
     otherwise at equal shares, which may lie across two pieces more.
     """
     num_reqs = max(num_reqs, 1)
+    if 10 * num_reqs >= 9 * parts:
+        return MERGE_SHAPES[-1]  # requests of one length are not cut
     pieces = parts // num_reqs
-    is_even = pieces > 1 and 10 * pieces * num_reqs >= 9 * parts
+    is_even = 10 * pieces * num_reqs >= 9 * parts
     if not is_even:
         pieces = max(pieces + 2, _LEAST_UNEVEN)
     fits = (shape for shape in MERGE_SHAPES if pieces <= shape.pieces)
-    return next(fits, MERGE_SHAPES[-1])
+    return next(fits, MERGE_SHAPES[-2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,8 +66,6 @@ class Tuning:
     """Of writing and reading a piece: two floats a value; None: by its rows."""
     snap: int = 2
     min_tiles: int = 1
-    merges_per_multiprocessor: int = 16
-    """Programs of the merge of many pieces, at most: what fits beside each other."""
     prefetch: int = 3
     """Tiles that more than 32 rows ask of an fp8 cache ahead of time. An estimate."""
 
@@ -324,9 +322,7 @@ class HopperStep:
     def _merge_grid(self, shape: MergeShape, num_reqs: int) -> tuple[int, int, int]:
         rows = -(-self.num_rows // shape.rows)
         units = min(num_reqs, self.grid.parts) * rows * shape.blocks
-        if shape.rows > 1:
-            return units, 1, 1
-        most = self.tuning.merges_per_multiprocessor * self.multiprocessors
+        most = shape.programs * self.multiprocessors or units
         return min(units, most), 1, 1
 
     def _plan_variant(self) -> Variant:
@@ -384,7 +380,7 @@ class HopperStep:
         if shape.rows == 1:
             constants["EARLY"] = True
             return Variant(kernel=merge_kernel, constants=constants, options=options)
-        constants["BLOCK_ROWS"] = shape.rows
+        constants |= {"BLOCK_ROWS": shape.rows, "LOOPS": shape.programs > 0}
         return Variant(
             kernel=merge_rows_kernel,
             constants=constants,

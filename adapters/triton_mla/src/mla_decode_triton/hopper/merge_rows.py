@@ -71,8 +71,12 @@ def _merge_unit(
     BLOCK_ROWS: gl.constexpr,
     BLOCK_PIECES: gl.constexpr,
     BLOCK_COLUMNS: gl.constexpr,
+    WAITS: gl.constexpr,
 ):
-    """Merge some columns of some rows of a request."""
+    """Merge some columns of some rows of a request.
+
+    WAITS: for the kernel before, as soon as addresses are known.
+    """
     LAYOUT: gl.constexpr = gl.BlockedLayout(
         [1, 1, 4], [1, 1, 32], [gl.num_warps(), 1, 1], [2, 1, 0]
     )
@@ -90,7 +94,8 @@ def _merge_unit(
         first_part, num_pieces, 0, num_rows, rows, True, BLOCK_PIECES, PIECES
     )
     offsets = gl.expand_dims(place.to(gl.int64) * LATENT, 2) + columns
-    gdc_wait()
+    if WAITS:
+        gdc_wait()
     values, piece_lse = _load_pieces(partial_out, partial_lse, place, offsets, here)
     peak = gl.max(piece_lse, 1)
     total, acc, _ = _weigh_pieces(values, piece_lse, peak)
@@ -128,6 +133,15 @@ def _merge_unit(
             )
 
 
+@gluon.jit
+def _find_unit(table, split, BLOCK_PARTS: gl.constexpr):
+    """The request of a split, the part of its first piece, and how many there are."""
+    entry = table + _HEADER + 4 * BLOCK_PARTS + split * 4
+    request = gl.load(entry)
+    first_part = gl.load(entry + 1)
+    return request, first_part, gl.load(entry + 6) - gl.load(entry + 2) + 1
+
+
 @gluon.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["lse"])
 def merge_kernel(
     partial_out,
@@ -141,45 +155,67 @@ def merge_kernel(
     BLOCK_ROWS: gl.constexpr,
     BLOCK_PIECES: gl.constexpr,
     BLOCK_COLUMNS: gl.constexpr,
+    LOOPS: gl.constexpr,
 ):
-    """Merge every split request of the work table. Grid: a program a unit, or more.
+    """Merge every split request of the work table.
+
+    Grid: a program a unit, or more; with LOOPS any number of programs, which take turns:
+    where there is seldom a unit, few programs are over sooner.
 
     Tensors are those of `merge.merge_kernel`. A unit is BLOCK_ROWS rows of a request,
     one a warp, by BLOCK_COLUMNS columns. More than BLOCK_PIECES pieces take several
     rounds. The launch overlaps the end of the kernel before it, whose writes are waited
     for here.
     """
-    blocks: gl.constexpr = LATENT // BLOCK_COLUMNS
-    unit = gl.program_id(0)
-    block = unit % blocks
-    row_unit = unit // blocks
+    BLOCKS: gl.constexpr = LATENT // BLOCK_COLUMNS
     row_blocks = (num_rows + BLOCK_ROWS - 1) // BLOCK_ROWS
-    split = row_unit // row_blocks
-    # The table is older than the kernel before: it is read while that one ends, and
-    # all at once, the entries of no request too.
-    num_splits = gl.load(table)
-    entry = table + _HEADER + 4 * BLOCK_PARTS + split * 4
-    request = gl.load(entry)
-    first_part = gl.load(entry + 1)
-    num_pieces = gl.load(entry + 6) - gl.load(entry + 2) + 1
-    num_pieces = gl.where(split < num_splits, num_pieces, 0)
-    if num_pieces > 0:
-        row0 = (row_unit % row_blocks) * BLOCK_ROWS
-        _merge_unit(
-            partial_out,
-            partial_lse,
-            out,
-            lse,
-            first_part,
-            num_pieces,
-            num_rows,
-            request,
-            row0,
-            block * BLOCK_COLUMNS,
-            NEEDS_LSE,
-            BLOCK_ROWS,
-            BLOCK_PIECES,
-            BLOCK_COLUMNS,
-        )
-    else:
+    unit = gl.program_id(0)
+    if LOOPS:
+        num_units = gl.load(table) * row_blocks * BLOCKS
         gdc_wait()
+        for turn in range(unit, num_units, gl.num_programs(0)):
+            split = turn // BLOCKS // row_blocks
+            request, first_part, num_pieces = _find_unit(table, split, BLOCK_PARTS)
+            _merge_unit(
+                partial_out,
+                partial_lse,
+                out,
+                lse,
+                first_part,
+                num_pieces,
+                num_rows,
+                request,
+                (turn // BLOCKS % row_blocks) * BLOCK_ROWS,
+                turn % BLOCKS * BLOCK_COLUMNS,
+                NEEDS_LSE,
+                BLOCK_ROWS,
+                BLOCK_PIECES,
+                BLOCK_COLUMNS,
+                False,
+            )
+    else:
+        # The table is older than the kernel before: it is read while that one ends,
+        # and all at once, the entries of no request too.
+        num_splits = gl.load(table)
+        split = unit // BLOCKS // row_blocks
+        request, first_part, num_pieces = _find_unit(table, split, BLOCK_PARTS)
+        if split < num_splits:
+            _merge_unit(
+                partial_out,
+                partial_lse,
+                out,
+                lse,
+                first_part,
+                num_pieces,
+                num_rows,
+                request,
+                (unit // BLOCKS % row_blocks) * BLOCK_ROWS,
+                unit % BLOCKS * BLOCK_COLUMNS,
+                NEEDS_LSE,
+                BLOCK_ROWS,
+                BLOCK_PIECES,
+                BLOCK_COLUMNS,
+                True,
+            )
+        else:
+            gdc_wait()

@@ -94,7 +94,7 @@ def run(module, kernel, grid, arguments, *, seed=0, trees=None):
     is_late = any(getattr(value, "is_late", False) for value in arguments.values())
     for y in range(grid[1]):
         for x in range(grid[0]):
-            world = World((x, y, 0), seed + 1000 * y + x)
+            world = World((x, y, 0), (*grid, 1), seed + 1000 * y + x)
             Binder(world, trees or {}).bind(module)[kernel](**arguments)
             if is_late and not world.has_waited:
                 raise SimulationError("a program ends before the kernel before it")

@@ -136,8 +136,9 @@ def _judge_prefetch(asm, pointers, mask):
 class World(Language):
     """One program (CTA) of a kernel: its memory, partitions and engines."""
 
-    def __init__(self, program, seed):
+    def __init__(self, program, grid, seed):
         self.program = program
+        self.grid = grid
         self.main = Agent("main", num_warps=4)
         self.turns = Turns(self.main, random.Random(seed))  # noqa: S311 - no secrets
         self.barriers = []
@@ -160,6 +161,9 @@ class World(Language):
 
     def program_id(self, axis):
         return Scalar(self.program[axis])
+
+    def num_programs(self, axis):
+        return Scalar(self.grid[axis])
 
     def allocate_shared_memory(self, dtype, shape, layout):
         self.num_allocations += 1
