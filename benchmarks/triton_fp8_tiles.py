@@ -64,12 +64,14 @@ NARROW = (
 """For up to 16 rows."""
 WIDE = (
     Tile(rows=64, tokens=64, num_warps=8, stages=3, detached=True),
-    Tile(rows=64, tokens=64, num_warps=8, stages=3, detached=True, halved=True),
-    Tile(rows=64, tokens=64, num_warps=8, stages=2, detached=True, halved=True),
-    Tile(rows=64, tokens=32, num_warps=8, stages=4, detached=True, halved=True),
+    _paired(32, 64, 8, 2, 1),
+    _paired(32, 64, 8, 3, 1),
+    _paired(32, 32, 8, 3, 1),
+    _held(_paired(32, 32, 8, 3, 2), 128),
+    _held(_paired(32, 64, 8, 3, 2), 128),
+    _held(_paired(16, 32, 4, 3, 3), 168),
 )
 """For 64 rows."""
-CLASSES = {"narrow": NARROW, "wide": WIDE}
 POINTS = {
     NARROW: (
         (16, 1, 64, 16384),
@@ -145,15 +147,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="JSON lines")
     parser.add_argument("--quick", action="store_true", help="two points a class")
-    parser.add_argument("--only", choices=CLASSES, help="one class of tiles")
     options = parser.parse_args()
     arch = detect_device().arch
     bench = Bench()
     lines = []
-    for candidates in (
-        CLASSES.values() if options.only is None else (CLASSES[options.only],)
-    ):
-        for point in POINTS[candidates][: 2 if options.quick else None]:
+    for candidates, points in POINTS.items():
+        for point in points[: 2 if options.quick else None]:
             for tile in (None, *candidates):
                 case = bench.case(point, "bf16" if tile is None else "fp8")
                 with fp8_tiles(arch, *(() if tile is None else (tile,))):
@@ -181,7 +180,6 @@ def main() -> None:
 def name_of(tile: Tile) -> str:
     """A tile in a word."""
     way = "paired" if tile.paired else "detached" if tile.detached else "plain"
-    way += " halved" * tile.halved
     held = "" if tile.max_registers is None else f" max{tile.max_registers}"
     return (
         f"{tile.rows}x{tile.tokens} w{tile.num_warps} s{tile.stages} "

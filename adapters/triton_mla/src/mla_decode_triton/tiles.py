@@ -27,19 +27,10 @@ class Tile:
     the matrix unit, and each row of the query is divided by a power of two, to fit. Not
     for products of 64 rows, whose keys the matrix unit takes from shared memory.
     """
-    halved: bool = False
-    """An fp8 cache becomes float16 and not bfloat16 on its way to shared memory, in a
-    third of the instructions; rows of the query are divided as above. Not with `paired`.
-    """
     max_registers: int | None = None
     """Of a thread, where the compiler is held to it for the sake of the residents."""
     residents: int = 1
     """Programs that one multiprocessor or compute unit holds at a time."""
-
-    @property
-    def in_half(self) -> bool:
-        """Whether an fp8 cache is multiplied in float16."""
-        return self.paired or self.halved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

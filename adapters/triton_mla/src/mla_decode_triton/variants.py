@@ -53,7 +53,7 @@ class DecodeVariant:
             causal=causal,
             is_split=is_split,
             needs_lse=problem.needs_lse,
-            operand="fp16" if widens and tile.in_half else problem.q_dtype,
+            operand="fp16" if widens and tile.paired else problem.q_dtype,
             widens_fp8_in_ptx=widens,
             tiles_per_split=tiles_per_split if is_split else 0,
         )
@@ -73,7 +73,7 @@ class DecodeVariant:
             "STAGES": self.tile.stages,
             "DETACHED": self.tile.detached,
             "WIDEN_IN_PTX": self.widens_fp8_in_ptx and not interpreted,
-            "SCALE_ROWS": self.widens_fp8_in_ptx and self.tile.in_half,
+            "SCALE_ROWS": self.widens_fp8_in_ptx and self.tile.paired,
             "PAIRED": self.widens_fp8_in_ptx and self.tile.paired,
             "UPCAST": interpreted,
             "TILES_PER_SPLIT": self.tiles_per_split,

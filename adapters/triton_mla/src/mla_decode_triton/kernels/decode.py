@@ -64,26 +64,6 @@ def _widen_fp8(x):
 
 
 @triton.jit
-def _widen_fp8_to_half(x):
-    """Widen e4m3fn to float16, exactly, two numbers an instruction; impure as above."""
-    return tl.inline_asm_elementwise(
-        """
-        {
-        .reg .b16 low, high;
-        mov.b32 {low, high}, $2;
-        cvt.rn.f16x2.e4m3x2 $0, low;
-        cvt.rn.f16x2.e4m3x2 $1, high;
-        }
-        """,
-        "=r,=r,r",
-        [x],
-        dtype=tl.float16,
-        is_pure=False,
-        pack=4,
-    )
-
-
-@triton.jit
 def _unpair(pairs, UPCAST: tl.constexpr):
     """Widen the even and the odd columns of e4m3fn numbers read as pairs, exactly.
 
@@ -157,10 +137,7 @@ def _as_operand(
     if UPCAST:
         x = x.to(tl.float32)
     elif WIDEN_IN_PTX:
-        if tl.float16 == DTYPE:
-            x = _widen_fp8_to_half(x)
-        else:
-            x = _widen_fp8(x)
+        x = _widen_fp8(x).to(DTYPE)
     else:
         x = x.to(DTYPE)
     return x
@@ -192,6 +169,7 @@ def _load_tile(
     PAGE: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     PACK: tl.constexpr,
+    STRIPED: tl.constexpr,
 ):
     """Load [BLOCK_TOKENS, 512 / PACK] and [BLOCK_TOKENS, 64 / PACK] of the cache, once.
 
@@ -204,12 +182,16 @@ def _load_tile(
     inside = tokens < seq_len
     if PAGE >= BLOCK_TOKENS:
         base = kv + (pages.to(tl.int64) * page_stride + (token0 % PAGE) * WIDTH)
-        # A thread's rows are _STRIPE apart: offsets counted so differ by constants,
-        # where a register for each would be held all along the walk.
-        stripes = tl.arange(0, BLOCK_TOKENS // _STRIPE) * (_STRIPE * WIDTH)
-        stripe = tl.arange(0, _STRIPE) * WIDTH
-        rows = tl.reshape(stripes[:, None] + stripe[None, :], [BLOCK_TOKENS])
-        rows = tl.multiple_of(rows, _ROW_MULTIPLE)  # Triton 3.6 forgets it in a reshape
+        if STRIPED:
+            # A thread's rows are _STRIPE apart: offsets counted so differ by constants,
+            # where a register for each would be held all along the walk.
+            stripes = tl.arange(0, BLOCK_TOKENS // _STRIPE) * (_STRIPE * WIDTH)
+            stripe = tl.arange(0, _STRIPE) * WIDTH
+            rows = tl.reshape(stripes[:, None] + stripe[None, :], [BLOCK_TOKENS])
+            # Triton 3.6 forgets it in a reshape.
+            rows = tl.multiple_of(rows, _ROW_MULTIPLE)
+        else:
+            rows = tl.arange(0, BLOCK_TOKENS) * WIDTH
     else:
         # Spread over their tokens here and not when found: fewer registers wait.
         pages = tl.broadcast_to(pages[:, None], [BLOCK_TOKENS // PAGE, PAGE])
@@ -344,99 +326,91 @@ def decode_kernel(
         visible_keys = tl.full([BLOCK_ROWS], 0, tl.int32) + seq_len
     table_row = table_ptr + request.to(tl.int64) * table_stride
 
-    # Triton keeps in registers, which it has not, what a product takes from arithmetic
-    # and not from a load. A loop's variable it keeps in shared memory: the query becomes
-    # one, of a loop that is entered once and that the compiler cannot see through.
-    HELD: tl.constexpr = SCALE_ROWS and not PAIRED and DETACHED
-    if HELD:
-        times = tl.minimum(num_rows, 1)
-    else:
-        times = 1
-    for _ in tl.range(0, times, num_stages=1):
-        peak = tl.full([BLOCK_ROWS], _LOWEST, tl.float32)
-        total = tl.full([BLOCK_ROWS], 0, tl.float32)
-        PACK: tl.constexpr = 2 if PAIRED else 1
-        acc = tl.full([BLOCK_ROWS, _LATENT // PACK], 0, tl.float32)
-        acc_odd = acc
-        decay = tl.full([BLOCK_ROWS], 0, tl.float32)
-        weights = tl.full(
-            [BLOCK_ROWS, BLOCK_TOKENS], 0, tl.float32 if UPCAST else OPERAND
+    peak = tl.full([BLOCK_ROWS], _LOWEST, tl.float32)
+    total = tl.full([BLOCK_ROWS], 0, tl.float32)
+    PACK: tl.constexpr = 2 if PAIRED else 1
+    acc = tl.full([BLOCK_ROWS, _LATENT // PACK], 0, tl.float32)
+    acc_odd = acc
+    decay = tl.full([BLOCK_ROWS], 0, tl.float32)
+    weights = tl.full([BLOCK_ROWS, BLOCK_TOKENS], 0, tl.float32 if UPCAST else OPERAND)
+    # Found a tile ahead: a load whose address is itself loaded would be pipelined less.
+    pages = _find_pages(table_row, first * BLOCK_TOKENS, seq_len, PAGE, BLOCK_TOKENS)
+    # Only where registers are short. A narrow walk that so comes below 128 of a thread
+    # is held to 128 by the assembler, for programs that shared memory has no room for,
+    # and values are then no longer fetched ahead of the products that take them.
+    STRIPED: tl.constexpr = PAIRED or DETACHED
+    for tile in tl.range(first, last, num_stages=STAGES):
+        token0 = tile * BLOCK_TOKENS
+        latent, rope = _load_tile(
+            kv_ptr,
+            pages,
+            token0,
+            seq_len,
+            page_stride,
+            PAGE,
+            BLOCK_TOKENS,
+            PACK,
+            STRIPED,
         )
-        # Found a tile ahead: a load whose address is itself loaded would be pipelined less.
         pages = _find_pages(
-            table_row, first * BLOCK_TOKENS, seq_len, PAGE, BLOCK_TOKENS
+            table_row, token0 + BLOCK_TOKENS, seq_len, PAGE, BLOCK_TOKENS
         )
-        for tile in tl.range(first, last, num_stages=STAGES):
-            token0 = tile * BLOCK_TOKENS
-            latent, rope = _load_tile(
-                kv_ptr, pages, token0, seq_len, page_stride, PAGE, BLOCK_TOKENS, PACK
-            )
-            pages = _find_pages(
-                table_row, token0 + BLOCK_TOKENS, seq_len, PAGE, BLOCK_TOKENS
-            )
-            tokens = token0 + tl.arange(0, BLOCK_TOKENS)
-            seen = tokens[None, :] < visible_keys[:, None]
-            if PAIRED:
-                latent, latent_odd = _unpair(latent, UPCAST)
-                rope, rope_odd = _unpair(rope, UPCAST)
-                # Scaled one by one: sums of products would become one chain of them.
-                scores = (
-                    tl.dot(q_rope_odd, rope_odd.T, tl.dot(q_rope, rope.T)) * scale_log2
-                )
-                scores += tl.dot(q_latent, latent.T) * scale_log2
-                scores += tl.dot(q_latent_odd, latent_odd.T) * scale_log2
-                peak, total, decay, weights32 = _weigh(scores, seen, peak, total)
-                weights = _as_operand(weights32, OPERAND, False, UPCAST)
-                acc_odd = tl.dot(weights, latent_odd, acc_odd * decay[:, None])
-                acc = tl.dot(weights, latent, acc * decay[:, None])
-            else:
-                latent = _as_operand(latent, OPERAND, WIDEN_IN_PTX, UPCAST)
-                rope = _as_operand(rope, OPERAND, WIDEN_IN_PTX, UPCAST)
-                scores = tl.dot(q_rope, rope.T) * scale_log2
-                if DETACHED:
-                    # Always true. Triton gives every warp group all the tokens of a product
-                    # that feeds another; the region hides that this one does, and halves it.
-                    if tile < last:
-                        scores += tl.dot(q_latent, latent.T) * scale_log2
-                        peak, total, decay, weights32 = _weigh(
-                            scores, seen, peak, total
-                        )
-                        weights = _as_operand(weights32, OPERAND, False, UPCAST)
-                else:
+        tokens = token0 + tl.arange(0, BLOCK_TOKENS)
+        seen = tokens[None, :] < visible_keys[:, None]
+        if PAIRED:
+            latent, latent_odd = _unpair(latent, UPCAST)
+            rope, rope_odd = _unpair(rope, UPCAST)
+            # Scaled one by one: sums of products would become one chain of them.
+            scores = tl.dot(q_rope_odd, rope_odd.T, tl.dot(q_rope, rope.T)) * scale_log2
+            scores += tl.dot(q_latent, latent.T) * scale_log2
+            scores += tl.dot(q_latent_odd, latent_odd.T) * scale_log2
+            peak, total, decay, weights32 = _weigh(scores, seen, peak, total)
+            weights = _as_operand(weights32, OPERAND, False, UPCAST)
+            acc_odd = tl.dot(weights, latent_odd, acc_odd * decay[:, None])
+            acc = tl.dot(weights, latent, acc * decay[:, None])
+        else:
+            latent = _as_operand(latent, OPERAND, WIDEN_IN_PTX, UPCAST)
+            rope = _as_operand(rope, OPERAND, WIDEN_IN_PTX, UPCAST)
+            scores = tl.dot(q_rope, rope.T) * scale_log2
+            if DETACHED:
+                # Always true. Triton gives every warp group all the tokens of a product
+                # that feeds another; the region hides that this one does, and halves it.
+                if tile < last:
                     scores += tl.dot(q_latent, latent.T) * scale_log2
                     peak, total, decay, weights32 = _weigh(scores, seen, peak, total)
                     weights = _as_operand(weights32, OPERAND, False, UPCAST)
-                acc = acc * decay[:, None]
-                acc = tl.dot(weights, latent, acc)
+            else:
+                scores += tl.dot(q_latent, latent.T) * scale_log2
+                peak, total, decay, weights32 = _weigh(scores, seen, peak, total)
+                weights = _as_operand(weights32, OPERAND, False, UPCAST)
+            acc = acc * decay[:, None]
+            acc = tl.dot(weights, latent, acc)
 
-        if PAIRED:
-            acc = tl.reshape(tl.join(acc, acc_odd), [BLOCK_ROWS, _LATENT])
-        empty = total == 0.0
-        safe_total = tl.where(empty, 1.0, total)
-        factor = 1.0 / safe_total
-        if kv_scale_ptr is not None:
-            factor = factor * kv_scale
-        acc = tl.where(empty[:, None], 0.0, acc * factor[:, None])
-        lse_log2 = tl.where(empty, float("-inf"), peak + tl.log2(safe_total))
-        # 64-bit up to the tile, 32-bit within it. Counted from the tile's first row, so
-        # that offsets are constants and none is held while the keys are walked.
-        row_base = token_base * num_heads + row_tile * BLOCK_ROWS
-        tile_rows = tl.arange(0, BLOCK_ROWS)
-        left = num_rows - row_tile * BLOCK_ROWS
-        stored = tile_rows < left
-        places = (tile_rows * _LATENT)[:, None] + latent_cols[None, :]
-        if SPLIT:
-            lse_ptrs = lse_ptr + row_base * num_splits + split + tile_rows * num_splits
-            tl.store(lse_ptrs, lse_log2, mask=stored)
-            first_of_split = split * (tl.num_programs(2).to(tl.int64) * num_rows)
-            written = tile_rows < tl.where(first < last, left, 0)
-            partial_ptrs = out_ptr + (first_of_split + row_base) * _LATENT + places
-            tl.store(partial_ptrs, acc, mask=written[:, None])
-        else:
-            if NEEDS_LSE:
-                tl.store(lse_ptr + row_base + tile_rows, lse_log2 * _LN2, mask=stored)
-            out_ptrs = out_ptr + row_base * _LATENT + places
-            tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=stored[:, None])
-        if HELD:
-            q_latent = tl.full([BLOCK_ROWS, _LATENT], 0, OPERAND)
-            q_rope = tl.full([BLOCK_ROWS, _ROPE], 0, OPERAND)
+    if PAIRED:
+        acc = tl.reshape(tl.join(acc, acc_odd), [BLOCK_ROWS, _LATENT])
+    empty = total == 0.0
+    safe_total = tl.where(empty, 1.0, total)
+    factor = 1.0 / safe_total
+    if kv_scale_ptr is not None:
+        factor = factor * kv_scale
+    acc = tl.where(empty[:, None], 0.0, acc * factor[:, None])
+    lse_log2 = tl.where(empty, float("-inf"), peak + tl.log2(safe_total))
+    # 64-bit up to the tile, 32-bit within it. Counted from the tile's first row, so
+    # that offsets are constants and none is held while the keys are walked.
+    row_base = token_base * num_heads + row_tile * BLOCK_ROWS
+    tile_rows = tl.arange(0, BLOCK_ROWS)
+    left = num_rows - row_tile * BLOCK_ROWS
+    stored = tile_rows < left
+    places = (tile_rows * _LATENT)[:, None] + latent_cols[None, :]
+    if SPLIT:
+        lse_ptrs = lse_ptr + row_base * num_splits + split + tile_rows * num_splits
+        tl.store(lse_ptrs, lse_log2, mask=stored)
+        first_of_split = split * (tl.num_programs(2).to(tl.int64) * num_rows)
+        written = tile_rows < tl.where(first < last, left, 0)
+        partial_ptrs = out_ptr + (first_of_split + row_base) * _LATENT + places
+        tl.store(partial_ptrs, acc, mask=written[:, None])
+    else:
+        if NEEDS_LSE:
+            tl.store(lse_ptr + row_base + tile_rows, lse_log2 * _LN2, mask=stored)
+        out_ptrs = out_ptr + row_base * _LATENT + places
+        tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=stored[:, None])
