@@ -169,9 +169,16 @@ def two_launches(_, monkeypatch):
     turned(monkeypatch, twice)
 
 
+def looks_at_the_stream(_, monkeypatch):
+    turned(monkeypatch, lambda to, grid, stream, *_: to(*grid, int(stream)))
+
+
 @pytest.mark.parametrize(
     "make_other",
-    [other_launcher, other_call, other_order, more_than_known, two_launches],
+    [
+        *(other_launcher, other_call, other_order),
+        *(more_than_known, two_launches, looks_at_the_stream),
+    ],
 )
 def test_an_unknown_launcher_is_left_to_triton(
     compiled, launched, monkeypatch, make_other

@@ -82,6 +82,13 @@ def _take_apart(compiled: Any) -> tuple[Passed, Direct] | None:
         None where the launcher is not made as 3.6's and 3.9's are, or has more to do at
         a launch: then Triton's own way is the only one.
     """
+    try:
+        return _parts_of(compiled)
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return None  # a launcher of another making, which would not show what it does
+
+
+def _parts_of(compiled: Any) -> tuple[Passed, Direct] | None:
     from triton.backends.nvidia import driver  # noqa: PLC0415 - where there is a GPU
 
     launcher: Any = getattr(compiled, "run", None)

@@ -464,6 +464,16 @@ def other_forms(driver):
     return driver.launched
 
 
+def test_a_launcher_that_looks_at_the_stream_is_unknown(monkeypatch):
+    def __call__(self, gridX, gridY, gridZ, stream, function, *args):  # noqa: N807, N803 - theirs
+        self.launch(gridX, gridY, gridZ, int(stream), function, *args)
+
+    _, _, boxes = boxes_of()
+    driver = Driver(monkeypatch, boxes)
+    driver.patch(driver.nvidia.CudaLauncher, __call__=__call__)
+    assert driver_run(driver.compiled, len(boxes)) is None
+
+
 @pytest.mark.parametrize(
     "make_other",
     [

@@ -8,6 +8,7 @@ from mla_decode.errors import ArgumentError
 pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
 
 from mla_decode_triton.hopper import launch
+from mla_decode_triton.hopper.boxes import box_cache
 from mla_decode_triton.hopper.grid import MERGE_SHAPES, MergeShape, choose_merge
 from mla_decode_triton.hopper.launch import (
     HopperStep,
@@ -152,6 +153,24 @@ def test_refuses_an_fp8_cache_that_is_not_read_in_16_bytes(first, stride):
     cache = memory[first:].as_strided((3, 64, 576), (stride, 576, 1))
     with pytest.raises(ArgumentError, match="16 bytes at a time"):
         forward(make_step(4, 16), q, cache, kv_scale=torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("first", "pages", "stride"),
+    [(0, 3, 64 * 576 + 4), (1, 3, 64 * 576), (0, 0, 64 * 576)],
+)
+def test_refuses_a_cache_that_is_not_read_in_16_bytes(first, pages, stride):
+    q = torch.zeros(2, 16, 576, dtype=torch.bfloat16)
+    memory = torch.zeros(first + 3 * stride, dtype=torch.bfloat16)
+    cache = memory[first:].as_strided((pages, 64, 576), (stride, 576, 1))
+    with pytest.raises(ArgumentError, match="16 bytes at a time"):
+        forward(make_step(1, 16), q, cache)
+
+
+def test_a_single_page_has_no_stride():
+    cache = torch.zeros(64 * 576 + 5, dtype=torch.bfloat16)
+    cache = cache[: 64 * 576].as_strided((1, 64, 576), (64 * 576 + 5, 576, 1))
+    assert box_cache(cache).strides == (64 * 576, 576, 1)
 
 
 def test_refuses_queries_whose_rows_lie_apart():

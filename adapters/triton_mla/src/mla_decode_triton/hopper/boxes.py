@@ -118,25 +118,34 @@ class Boxed:
 
 
 def box_cache(cache: Tensor) -> Boxed:
-    """Read a cache [pages, page_size, 576] in boxes of a page's rows, 64 at most."""
+    """Read a cache [pages, page_size, 576] in boxes of a page's rows, 64 at most.
+
+    Raises:
+        ArgumentError: As `page_stride`.
+    """
     shape = cache.shape
     form = box_form(cache.dtype, min(shape[1], _LONGEST_BOX))
-    return Boxed(form, cache.data_ptr(), shape, cache.stride())
+    page = page_stride(cache) * _COPY_BYTES // cache.element_size()
+    return Boxed(form, cache.data_ptr(), shape, (page, *cache.stride()[1:]))
 
 
 def page_stride(cache: Tensor) -> int:
-    """Page stride of a cache that is read by its address, in units of 16 bytes.
+    """Page stride of a cache, in units of 16 bytes; that of a single page is its size.
 
     Raises:
-        ArgumentError: The address or the stride is no multiple of them.
+        ArgumentError: The address or the stride is no multiple of them, or there is no
+            page at all.
     """
-    stride: int = cache.stride(0) * cache.element_size()
-    if (cache.data_ptr() | stride) % _COPY_BYTES:
+    pages, page_size, width = cache.shape
+    stride: int = cache.stride(0) if pages > 1 else page_size * width
+    stride *= cache.element_size()
+    if not pages or (cache.data_ptr() | stride) % _COPY_BYTES:
         raise ArgumentError(
             "The Hopper kernel reads a cache 16 bytes at a time.",
-            got=f"pages {stride} bytes apart at address {cache.data_ptr():#x}",
-            allowed="multiples of 16 bytes",
-            fix="align the cache and pad its pages",
+            got=f"{pages} pages {stride} bytes apart at address {cache.data_ptr():#x}",
+            allowed="one page or more, address and stride multiples of 16 bytes",
+            fix="align the cache and pad its pages, or set "
+            "MLA_DECODE_TRITON_KERNEL=portable",
         )
     return stride // _COPY_BYTES
 

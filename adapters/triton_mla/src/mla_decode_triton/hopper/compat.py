@@ -82,6 +82,13 @@ def driver_run(compiled: Any, num_descriptors: int) -> DriverRun | None:
         None where the launcher is not made as 3.6's and 3.9's are, or has more to do at
         a launch: then Triton's own way, `compiled[grid]`, is the only one.
     """
+    try:
+        return _take_apart(compiled, num_descriptors)
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return None  # a launcher of another making, which would not show what it does
+
+
+def _take_apart(compiled: Any, num_descriptors: int) -> DriverRun | None:
     from triton.backends.nvidia import driver  # noqa: PLC0415 - where there is a GPU
 
     launcher: Any = getattr(compiled, "run", None)
