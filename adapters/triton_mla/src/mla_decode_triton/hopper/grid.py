@@ -119,14 +119,16 @@ class MergeShape:
         return LATENT_WIDTH // self.columns
 
 
-MERGE_SHAPES = (
+_BY_PIECES = (
     MergeShape(rows=4, pieces=2, columns=512),
     MergeShape(rows=4, pieces=4, columns=256),
     MergeShape(rows=4, pieces=8, columns=128),
     MergeShape(rows=1, pieces=16, columns=512, programs=16),
     MergeShape(rows=1, pieces=64, columns=64, programs=16),
-    MergeShape(rows=4, pieces=4, columns=256, programs=4),
 )
+_SELDOM = MergeShape(rows=4, pieces=4, columns=256, programs=4)
+"""Where only requests of different lengths are cut: few programs are launched sooner."""
+MERGE_SHAPES = (*_BY_PIECES, _SELDOM)
 """All there are, so that all can be compiled before the first step. A piece more than
 fits costs a round, a row in several blocks costs programs; at most 64 registers."""
 _LEAST_UNEVEN = 4
@@ -142,13 +144,13 @@ def choose_merge(parts: int, num_reqs: int) -> MergeShape:
     """
     num_reqs = max(num_reqs, 1)
     if 10 * num_reqs >= 9 * parts:
-        return MERGE_SHAPES[-1]  # requests of one length are not cut
+        return _SELDOM
     pieces = parts // num_reqs
     is_even = 10 * pieces * num_reqs >= 9 * parts
     if not is_even:
         pieces = max(pieces + 2, _LEAST_UNEVEN)
-    fits = (shape for shape in MERGE_SHAPES if pieces <= shape.pieces)
-    return next(fits, MERGE_SHAPES[-2])
+    fits = (shape for shape in _BY_PIECES if pieces <= shape.pieces)
+    return next(fits, _BY_PIECES[-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
