@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from hopper_points import Point
 
+from mla_decode_triton.hopper.grid import choose_rows, count_tiles
 from mla_decode_triton.hopper.launch import HopperStep, Tuning
 
 if TYPE_CHECKING:
@@ -86,27 +87,38 @@ def graphed(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
     return replay, kept
 
 
-def make_step(point: Point, tuning: Tuning | None = None) -> HopperStep:
-    """Buffers for one shape."""
+def make_step(
+    point: Point, tuning: Tuning | None = None, rows: int | None = None
+) -> HopperStep:
+    """Buffers for one shape, and programs of so many rows; None: as a builder would."""
+    units = torch.cuda.get_device_properties(0).multi_processor_count
+    if rows is None:
+        tiles = count_tiles(point.requests, max(point.lengths()))
+        rows = choose_rows(point.heads * point.query_len, tiles, units)
     return HopperStep.alone(
+        rows=rows,
         tuning=tuning or Tuning(),
         max_num_reqs=128,
         query_len=point.query_len,
         num_heads=point.heads,
         device=torch.device("cuda"),
-        multiprocessors=torch.cuda.get_device_properties(0).multi_processor_count,
+        multiprocessors=units,
     )
 
 
 def own(
-    tuning: Tuning, cache: Tensor | None = None, kv_scale: Tensor | None = None
+    tuning: Tuning,
+    cache: Tensor | None = None,
+    kv_scale: Tensor | None = None,
+    *,
+    rows: int | None = None,
 ) -> Callable[..., Callable[[], Tensor]]:
     """This project's kernel, over the pool or another cache of its shape."""
 
     def make(
         bench: Bench, point: Point, q: Tensor, table: Tensor, lens: Tensor
     ) -> Callable[[], Tensor]:
-        step = make_step(point, tuning)
+        step = make_step(point, tuning, rows)
         flat = q.view(-1, point.heads, 576)
         out = torch.empty(
             (flat.shape[0], point.heads, 512), dtype=q.dtype, device="cuda"

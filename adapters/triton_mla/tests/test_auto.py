@@ -61,17 +61,22 @@ PASSED_OVER = [
 
 
 def test_a_card_takes_the_hopper_kernel():
-    for fields, name in [
+    in_graphs = {"query_lens": {1, 3}, "graphs": True, "masks": set(Mask)}
+    for fields, *names in [
         ({}, "swap_kernel"),
         ({"kv_dtype": "fp8"}, "swap_fp8_kernel"),
         ({"kv_dtype": "fp8", "query_lens": {1, 2}}, "swap_fp8_kernel"),
-        ({"kv_dtype": "fp8", "query_lens": {1, 3}}, "asym_fp8_kernel"),
-        ({"query_lens": {1, 3}, "graphs": True, "masks": set(Mask)}, "asym_kernel"),
+        (
+            {"kv_dtype": "fp8", "query_lens": {1, 3}},
+            *("asym_fp8_kernel", "swap_fp8_kernel"),
+        ),
+        (in_graphs, "asym_kernel"),
     ]:
         problem = problem_of(**fields)
         assert choose(problem, CARD).backend is HOPPER
-        assert auto.kernel_names(problem, CARD) == (name, "merge_kernel")
-        note = f"kernel: the Hopper one ({name} + merge_kernel)"
+        names.append("merge_kernel")
+        assert auto.kernel_names(problem, CARD) == tuple(names)
+        note = f"kernel: the Hopper one ({' + '.join(names)})"
         assert auto.notes(problem, CARD) == [note]
 
 
@@ -147,7 +152,7 @@ def test_an_assumed_card_is_interpreted_and_told_what_a_real_one_takes():
     (note,) = auto.notes(problem, SM_90)
     assert note == (
         "kernel: the portable one (decode_kernel + merge_kernel), interpreted; "
-        "a card would take the Hopper one (asym_kernel + merge_kernel)"
+        "a card would take the Hopper one (asym_kernel + swap_kernel + merge_kernel)"
     )
 
 

@@ -100,12 +100,13 @@ def plan_batch(plan_kernel, seq_lens, num_parts):
     return schedule
 
 
-def simulate(case, variant, *, merge=None, seed=0, trees=None):
+def simulate(case, variant, *, rows=None, merge=None, seed=0, trees=None):
     """What a variant makes of a case: (out, lse).
 
     Args:
         case: Of `make_case`.
         variant: The kernel's name.
+        rows: Of a program; None: as few as hold a request's, or the variant's most.
         merge: A function as `merge_pieces`, which it is by default.
         seed: Of the schedule, and of how many tiles ahead are prefetched.
         trees: Syntax trees of modules in place of their own.
@@ -114,7 +115,7 @@ def simulate(case, variant, *, merge=None, seed=0, trees=None):
 
     num_rows = case.num_rows
     many = variant.startswith("asym")
-    tile_rows = 64 if many else 16 if num_rows <= 16 else 32
+    tile_rows = rows or (64 if many else 16 if num_rows <= 16 else 32)
     own = {} if many else {"ROWS": tile_rows}
     if case.is_fp8:
         own["kv_scale"] = Pointer(torch.tensor([KV_SCALE]))

@@ -193,10 +193,12 @@ def test_steps_share_one_workspace_that_each_fits():
     problem = problem_of(query_lens=frozenset({1, 3, 32}))
     builder = hopper.builder_cls(problem, SM_90)
     assert len({id(step.workspace) for step in builder.steps.values()}) == 1
-    for query_len, step in builder.steps.items():
-        assert step.num_rows == 16 * query_len
-        rows, grid = step.workspace.partial_out.shape[0], step.grid
-        assert grid.partial_rows(step.num_rows) <= rows
+    laid_out = [(1, 16), (3, 16), (3, 64), (32, 16), (32, 64)]
+    assert sorted(builder.steps) == laid_out
+    for (query_len, rows), step in builder.steps.items():
+        assert (step.num_rows, step.grid.rows) == (16 * query_len, rows)
+        grid, held_rows = step.grid, step.workspace.partial_out.shape[0]
+        assert grid.partial_rows(step.num_rows) <= held_rows
         assert grid.schedule_entries <= step.workspace.schedule.numel()
 
 
@@ -271,13 +273,19 @@ class Interpreted:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "num_q_heads", "query_len", "kv_dtype", "causal", "out_dtype", "parts"),
+    (
+        *("kernel", "num_q_heads", "query_len", "kv_dtype", "causal", "out_dtype"),
+        *("parts", "attending"),
+    ),
     [
-        ("hopper", 16, 1, "bf16", True, "bf16", 3),
-        ("hopper", 2, 1, "bf16", True, "bf16", 27),
-        ("auto", 5, 3, "fp8", True, "bf16", 3),
-        ("hopper", 12, 4, "bf16", False, "fp32", 3),
-        ("hopper", 12, 4, "fp8", True, "fp32", 3),
+        ("hopper", 16, 1, "bf16", True, "bf16", 3, "swap"),
+        ("hopper", 2, 1, "bf16", True, "bf16", 27, "swap"),
+        ("auto", 5, 3, "fp8", True, "bf16", 3, "swap_fp8"),
+        ("hopper", 12, 4, "bf16", False, "fp32", 3, "asym"),
+        ("hopper", 12, 4, "fp8", True, "fp32", 3, "asym_fp8"),
+        # Enough multiprocessors for programs of 16 rows: few keys for each.
+        ("hopper", 12, 4, "bf16", True, "bf16", 9, "swap"),
+        ("auto", 12, 4, "fp8", False, "bf16", 9, "swap_fp8"),
     ],
 )
 def test_decodes_through_the_contract(
@@ -291,6 +299,7 @@ def test_decodes_through_the_contract(
     causal,
     out_dtype,
     parts,
+    attending,
 ):
     pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
     from mla_decode_triton import auto, auto_builder
@@ -337,6 +346,7 @@ def test_decodes_through_the_contract(
         stride=32 * 576 + 64,
     )
     made = backend.builder_cls(problem, SM_90)
+    names = hopper.kernel_names(problem, SM_90)
     for q in (step.q, torch.cat([step.q] * 2, 1)[:, :num_q_heads]):
         metadata = made.build(step.common)
         out, lse = backend.forward(
@@ -345,7 +355,8 @@ def test_decodes_through_the_contract(
         out_truth, lse_truth = step.oracle()
         assert relative_error(out, out_truth) < 6e-3
         torch.testing.assert_close(lse, lse_truth.float(), atol=2e-3, rtol=0)
-        assert metadata.facts().kernels == hopper.kernel_names(problem, SM_90)
+        assert metadata.facts().kernels == (f"{attending}_kernel", "merge_kernel")
+        assert set(metadata.facts().kernels) <= set(names)
 
 
 @pytest.mark.parametrize(
@@ -353,13 +364,15 @@ def test_decodes_through_the_contract(
     [
         ({}, "swap_kernel"),
         ({"kv_dtype": "fp8"}, "swap_fp8_kernel"),
-        ({"num_q_heads": 64}, "asym_kernel"),
-        ({"num_q_heads": 64, "kv_dtype": "fp8"}, "asym_fp8_kernel"),
+        ({"num_q_heads": 64}, "asym_kernel swap_kernel"),
+        ({"num_q_heads": 64, "kv_dtype": "fp8"}, "asym_fp8_kernel swap_fp8_kernel"),
+        ({"num_q_heads": 64, "graphs": True, "max_model_len": 32768}, "asym_kernel"),
+        ({"num_q_heads": 64, "max_num_reqs": 1, "max_model_len": 512}, "swap_kernel"),
     ],
 )
 def test_names_its_kernels(fields, names):
     problem = problem_of(query_lens=frozenset({1}), **fields)
-    assert hopper.kernel_names(problem, SM_90) == (names, "merge_kernel")
+    assert hopper.kernel_names(problem, SM_90) == (*names.split(), "merge_kernel")
 
 
 def test_says_where_the_contract_kit_passed():

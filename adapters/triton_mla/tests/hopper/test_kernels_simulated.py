@@ -46,6 +46,26 @@ def test_agrees_with_float64(plan_kernel, variant, query_len, num_heads, causal,
     check(simulate(case, variant, seed=page), case.expected)
 
 
+@pytest.mark.parametrize("variant", ["swap", "swap_fp8"])
+@pytest.mark.parametrize(
+    ("query_len", "num_heads", "causal"), [(3, 13, True), (4, 16, False)]
+)
+def test_many_rows_are_shared_by_programs_of_few(
+    plan_kernel, variant, query_len, num_heads, causal
+):
+    case = make_case(
+        plan_kernel,
+        LENS,
+        query_len=query_len,
+        num_heads=num_heads,
+        page=32,
+        causal=causal,
+        num_parts=5,
+        fp8="fp8" in variant,
+    )
+    check(simulate(case, variant, rows=16), case.expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "num_parts"), [(16, 1), (32, 9), (64, 3), (128, 9)])
 @pytest.mark.parametrize("causal", [False, True])

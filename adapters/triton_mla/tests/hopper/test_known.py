@@ -98,7 +98,6 @@ class Step:
         )
         self.builder = hopper.builder_cls(problem, DeviceInfo.assume("sm_90"))
         self.builder.has_only_gpu = True  # as it would be on the card
-        self.step = self.builder.steps[query_len]
         self.is_fp8 = problem.kv_dtype == "fp8"
         starts = torch.arange(NUM_REQS + 1, dtype=torch.int32) * query_len
         self.common = {
@@ -127,6 +126,7 @@ class Step:
     def build(self, **others):
         common = CommonAttentionMetadata(**{**self.common, **others})
         self.metadata = self.builder.build(common)
+        self.step = self.metadata.step
 
     def forward(self, **others):
         return hopper.forward(

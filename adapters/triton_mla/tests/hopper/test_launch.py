@@ -9,11 +9,16 @@ pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
 
 from mla_decode_triton.hopper import launch
 from mla_decode_triton.hopper.boxes import box_cache
-from mla_decode_triton.hopper.grid import MERGE_SHAPES, MergeShape, choose_merge
-from mla_decode_triton.hopper.launch import (
-    HopperStep,
+from mla_decode_triton.hopper.grid import (
+    MERGE_SHAPES,
+    MergeShape,
+    WorkspaceSize,
     choose_grid,
+    choose_merge,
+    choose_rows,
+    count_tiles,
 )
+from mla_decode_triton.hopper.launch import HopperStep
 
 
 @pytest.mark.parametrize(
@@ -33,6 +38,40 @@ def test_row_tiles_share_the_device(num_rows, rows, row_tiles, parts):
     grid = choose_grid(num_rows, 132)
     assert (grid.rows, grid.row_tiles, grid.parts) == (rows, row_tiles, parts)
     assert grid.swapped == (num_rows <= 32)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_reqs", "max_seq_len", "rows"),
+    [
+        (1, 64, 32768, 16),
+        (32, 1, 33 * 1024, 16),
+        (32, 1, 33 * 1024 + 1, 32),
+        (128, 1, 132 * 64, 16),
+        (128, 2, 66 * 64, 16),
+        (128, 2, 66 * 64 + 1, 64),
+        (128, 1, 0, 16),
+        (4096, 4, 64, 16),
+        (4096, 5, 64, 64),
+    ],
+)
+def test_few_keys_are_shared_by_programs_of_few_rows(
+    num_rows, num_reqs, max_seq_len, rows
+):
+    tiles = count_tiles(num_reqs, max_seq_len)
+    assert choose_rows(num_rows, tiles, 132) == rows
+    grid = choose_grid(num_rows, 132, rows)
+    assert (grid.rows, grid.row_tiles) == (rows, -(-num_rows // rows))
+    assert grid.parts == max(1, 132 // grid.row_tiles)
+
+
+@pytest.mark.parametrize("num_rows", [17, 40, 64, 128, 4096])
+@pytest.mark.parametrize("multiprocessors", [1, 78, 132])
+def test_programs_of_few_rows_need_no_more_memory(num_rows, multiprocessors):
+    size = WorkspaceSize.of([num_rows], 64, multiprocessors)
+    grid = choose_grid(num_rows, multiprocessors, 16)
+    assert grid.partial_rows(num_rows) <= size.partial_rows
+    assert grid.schedule_entries <= size.schedule_entries
+    assert grid.scratch_entries(64) <= size.scratch_entries
 
 
 def make_step(query_len, num_heads, max_num_reqs=64):

@@ -32,7 +32,7 @@ def _run(step, q, cache, table, lens, *, causal, kv_scale=None):
     return out, lse
 
 
-def _step(query_len, num_heads):
+def _step(query_len, num_heads, rows=None):
     from mla_decode_triton.hopper.launch import HopperStep
 
     properties = torch.cuda.get_device_properties(0)
@@ -40,6 +40,7 @@ def _step(query_len, num_heads):
         max_num_reqs=64,
         query_len=query_len,
         num_heads=num_heads,
+        rows=rows,
         device=torch.device("cuda"),
         multiprocessors=properties.multi_processor_count,
     )
@@ -48,19 +49,22 @@ def _step(query_len, num_heads):
 @pytest.mark.parametrize("page", [16, 32, 64, 128])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    ("query_len", "num_heads", "dtype"),
+    ("query_len", "num_heads", "dtype", "rows"),
     [
-        (1, 16, "bf16"),
-        (3, 5, "fp16"),
-        (2, 16, "fp8"),
-        (4, 16, "bf16"),
-        (4, 16, "fp8"),
-        (1, 128, "fp8"),
-        (3, 30, "fp16"),
-        (4, 128, "bf16"),
+        (1, 16, "bf16", None),
+        (3, 5, "fp16", None),
+        (2, 16, "fp8", None),
+        (4, 16, "bf16", None),
+        (4, 16, "fp8", None),
+        (1, 128, "fp8", None),
+        (3, 30, "fp16", None),
+        (4, 128, "bf16", None),
+        (1, 128, "bf16", 16),
+        (3, 30, "fp16", 16),
+        (4, 30, "fp8", 16),
     ],
 )
-def test_agrees_with_float64(query_len, num_heads, dtype, causal, page):
+def test_agrees_with_float64(query_len, num_heads, dtype, rows, causal, page):
     q_dtype = torch.float16 if dtype == "fp16" else torch.bfloat16
     q, cache, table = batches.make_batch(
         LENS, query_len, num_heads, page, q_dtype, seed=page
@@ -74,7 +78,7 @@ def test_agrees_with_float64(query_len, num_heads, dtype, causal, page):
         q, truth, table, LENS, query_len, num_heads, causal=causal
     )
     lens = torch.tensor(LENS, dtype=torch.int32).cuda()
-    step = _step(query_len, num_heads)
+    step = _step(query_len, num_heads, rows)
     inputs = (q.cuda(), cache.cuda(), table.cuda(), lens)
     out, lse = _run(step, *inputs, causal=causal, kv_scale=kv_scale)
     shape = (len(LENS), query_len * num_heads)

@@ -11,8 +11,10 @@ from mla_decode_triton.backend import TritonAnswers, TritonMLABackend
 from mla_decode_triton.hopper.capability import ARCH, CAPABILITY, hopper_refusals
 from mla_decode_triton.hopper.grid import (
     WorkspaceSize,
+    choose_rows,
     count_multiprocessors,
     count_row_tiles,
+    count_tiles,
     is_swapped,
     rows_of_program,
 )
@@ -29,11 +31,12 @@ if TYPE_CHECKING:
 
 EVIDENCE = "contract kit on an H200, 2026-11-30"
 """What is to be known of the kernel beside where it runs; `docs/reports` has the run."""
+MERGE = "merge_kernel"
 KERNELS = {
-    "many": ("asym_kernel", "merge_kernel"),
-    "few": ("swap_kernel", "merge_kernel"),
-    "many fp8": ("asym_fp8_kernel", "merge_kernel"),
-    "few fp8": ("swap_fp8_kernel", "merge_kernel"),
+    "many": "asym_kernel",
+    "few": "swap_kernel",
+    "many fp8": "asym_fp8_kernel",
+    "few fp8": "swap_fp8_kernel",
 }
 
 
@@ -46,10 +49,21 @@ def workspace_size(problem: DecodeProblem, device: DeviceInfo) -> WorkspaceSize:
     )
 
 
-def kernels_of(problem: DecodeProblem, query_len: int) -> tuple[str, ...]:
-    """The device kernels of one forward, as a profiler prints them."""
-    name = "few" if is_swapped(query_len * problem.num_q_heads) else "many"
-    return KERNELS[f"{name} fp8" if problem.kv_dtype == "fp8" else name]
+def rows_in_use(
+    problem: DecodeProblem, query_len: int, device: DeviceInfo
+) -> frozenset[int]:
+    """Query rows of a program, in all batches that a problem allows."""
+    # A recorded step may be replayed at any length: it is laid out for the longest.
+    least = count_tiles(1, problem.max_model_len) if problem.graphs else 0
+    most = count_tiles(problem.max_num_reqs, problem.max_model_len)
+    num_rows, units = query_len * problem.num_q_heads, count_multiprocessors(device)
+    return frozenset(choose_rows(num_rows, tiles, units) for tiles in (least, most))
+
+
+def kernels_of(problem: DecodeProblem, rows: int) -> tuple[str, str]:
+    """The device kernels of one forward by programs of so many rows."""
+    name = "few" if is_swapped(rows) else "many"
+    return KERNELS[f"{name} fp8" if problem.kv_dtype == "fp8" else name], MERGE
 
 
 def uninterpretable(device: DeviceInfo) -> ArgumentError:
@@ -133,6 +147,10 @@ class HopperMLABackend(TritonMLABackend):
     def kernel_names(
         self, problem: DecodeProblem, device: DeviceInfo
     ) -> tuple[str, ...]:
-        """The device kernels of one call, as a profiler prints them."""
-        del device
-        return kernels_of(problem, problem.max_query_len)
+        """The device kernels of one call, as a profiler prints them.
+
+        Those of large batches come first, where small ones have others.
+        """
+        in_use = rows_in_use(problem, problem.max_query_len, device)
+        pairs = [kernels_of(problem, rows) for rows in sorted(in_use, reverse=True)]
+        return (*dict.fromkeys(attention for attention, _ in pairs), MERGE)

@@ -17,12 +17,18 @@ from mla_decode.metadata import DecodeMetadata, StepFacts
 from mla_decode.problem import LATENT_WIDTH, ROW_WIDTH
 from mla_decode_triton.hopper.backend import (
     kernels_of,
+    rows_in_use,
     uninterpretable,
     workspace_size,
 )
 from mla_decode_triton.hopper.boxes import box_queries
 from mla_decode_triton.hopper.capability import hopper_refusals
-from mla_decode_triton.hopper.grid import MERGE_SHAPES, count_multiprocessors
+from mla_decode_triton.hopper.grid import (
+    MERGE_SHAPES,
+    choose_rows,
+    count_multiprocessors,
+    count_tiles,
+)
 from mla_decode_triton.hopper.launch import HopperStep
 from mla_decode_triton.hopper.workspace import Workspace
 
@@ -65,7 +71,7 @@ class HopperMetadata(DecodeMetadata):
         """The launches of one forward."""
         problem = cast("HopperMetadataBuilder", self.builder).problem
         return StepFacts(
-            kernels=kernels_of(problem, self.query_len),
+            kernels=kernels_of(problem, self.step.grid.rows),
             path="Hopper kernel",
             num_q_heads=problem.num_q_heads,
             query_len=self.query_len,
@@ -76,7 +82,9 @@ class HopperMetadataBuilder(MLADecodeMetadataBuilder):
     """Uniform blocks under either mask. A build launches one kernel and waits for none.
 
     Kernels are compiled here and not while serving, for every mask and block length
-    that the problem names.
+    that the problem names. A batch of few keys has programs of fewer rows than others;
+    how many is told by its size and its longest request, or under graphs, whose steps
+    may be replayed at any length, by the longest that there can be.
 
     Raises:
         BackendRefused: The kernel's reasons, for who builds a builder by hand.
@@ -104,15 +112,18 @@ class HopperMetadataBuilder(MLADecodeMetadataBuilder):
             )
         size = workspace_size(problem, self.device_info)
         workspace = Workspace.allocate(size, self.device)
+        self.multiprocessors = count_multiprocessors(self.device_info)
         self.steps = {
-            query_len: HopperStep(
+            (query_len, rows): HopperStep(
                 max_num_reqs=problem.max_num_reqs,
                 query_len=query_len,
                 num_heads=problem.num_q_heads,
-                multiprocessors=count_multiprocessors(self.device_info),
+                multiprocessors=self.multiprocessors,
                 workspace=workspace,
+                rows=rows,
             )
             for query_len in problem.query_lens
+            for rows in rows_in_use(problem, query_len, self.device_info)
         }
         has_gpu = self.device.type == "cuda"
         self.has_only_gpu = has_gpu and torch.cuda.device_count() < 2
@@ -131,7 +142,8 @@ class HopperMetadataBuilder(MLADecodeMetadataBuilder):
         dcp_tot_seq_lens_device: Tensor | None,
     ) -> HopperMetadata:
         del query_start_loc_cpu  # blocks are uniform: num_reqs and Q say it all
-        step = self.steps[self._decode_query_len]
+        query_len, num_reqs = self._decode_query_len, seq_lens_device.shape[0]
+        step = self.steps[query_len, self._rows_of(query_len, num_reqs, max_seq_len)]
         if self.has_only_gpu:
             step.build(seq_lens_device)
         else:
@@ -142,10 +154,20 @@ class HopperMetadataBuilder(MLADecodeMetadataBuilder):
             seq_lens=seq_lens_device,
             query_start_loc=query_start_loc_device,
             max_seq_len=max_seq_len,
-            num_reqs=seq_lens_device.shape[0],
+            num_reqs=num_reqs,
             num_decode_tokens=num_decode_tokens,
             dcp_tot_seq_lens=dcp_tot_seq_lens_device,
             step=step,
+        )
+
+    def _rows_of(self, query_len: int, num_reqs: int, max_seq_len: int) -> int:
+        """Query rows of a program, for a batch that is no longer."""
+        problem = self.problem
+        longest = problem.max_model_len if problem.graphs else max_seq_len
+        return choose_rows(
+            query_len * problem.num_q_heads,
+            count_tiles(max(num_reqs, 1), longest),
+            self.multiprocessors,
         )
 
     def _compile(self) -> None:
@@ -159,26 +181,28 @@ class HopperMetadataBuilder(MLADecodeMetadataBuilder):
         lens = self._empty(1, dtype=torch.int32).zero_()
         scale = self._empty(1) if problem.kv_dtype == "fp8" else None
         for query_len, mask in problem.blocks():
-            rows = query_len, problem.num_q_heads
-            q = self._empty(*rows, ROW_WIDTH, dtype=q_dtype)
-            step = self.steps[query_len]
-            out = self._empty(*rows, LATENT_WIDTH, dtype=self.out_dtype)
-            lse = self._empty(*rows) if problem.needs_lse else None
-            step.build(lens)
-            step.forward(
-                q,
-                None,
-                page,
-                table,
-                lens,
-                out,
-                lse,
-                softmax_scale=1.0,
-                causal=mask is Mask.CAUSAL,
-                kv_scale=scale,
-            )
-            for shape in MERGE_SHAPES:
-                step.merge(out, lse, shape, num_reqs=1)
+            block = query_len, problem.num_q_heads
+            q = self._empty(*block, ROW_WIDTH, dtype=q_dtype)
+            out = self._empty(*block, LATENT_WIDTH, dtype=self.out_dtype)
+            lse = self._empty(*block) if problem.needs_lse else None
+            for (served_len, _), step in self.steps.items():
+                if served_len != query_len:
+                    continue
+                step.build(lens)
+                step.forward(
+                    q,
+                    None,
+                    page,
+                    table,
+                    lens,
+                    out,
+                    lse,
+                    softmax_scale=1.0,
+                    causal=mask is Mask.CAUSAL,
+                    kv_scale=scale,
+                )
+                for shape in MERGE_SHAPES:
+                    step.merge(out, lse, shape, num_reqs=1)
 
     def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device)

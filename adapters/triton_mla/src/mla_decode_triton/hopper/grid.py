@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 H200_MULTIPROCESSORS = 132
 """Of an H100 SXM too; an H100 PCIe has 114, an H20 78."""
+_TILE = 64
+"""Keys of a tile."""
+_FEW_ROWS = 16
+_SHORT_WALK = 8
+"""Tiles of a program, at most, where as few rows as can be are the fastest."""
 _HEADER = 8
 _INT32_BYTES = _FLOAT32_BYTES = 4
 
@@ -88,17 +93,43 @@ def count_row_tiles(num_rows: int) -> int:
     return -(-num_rows // rows_of_program(num_rows))
 
 
-def choose_grid(num_rows: int, multiprocessors: int) -> Grid:
+def count_tiles(num_reqs: int, max_seq_len: int) -> int:
+    """Tiles of so many requests, at most, where none is longer."""
+    return num_reqs * -(-max_seq_len // _TILE)
+
+
+def choose_rows(num_rows: int, num_tiles: int, multiprocessors: int) -> int:
+    """Query rows of one program for a batch of so many tiles, at most.
+
+    A program begins with its queries and ends with its results, float32 where others
+    have a part of them. With few tiles in between that is most of its time, and more
+    programs of fewer rows share it; each reads the keys again, and not from memory.
+
+    Args:
+        num_rows: Of a request, Q * H.
+        num_tiles: As `count_tiles` has it.
+        multiprocessors: Of the device.
+    """
+    share = num_tiles * -(-num_rows // _FEW_ROWS)
+    is_short = share <= _SHORT_WALK * multiprocessors
+    return _FEW_ROWS if is_short else rows_of_program(num_rows)
+
+
+def choose_grid(num_rows: int, multiprocessors: int, rows: int | None = None) -> Grid:
     """Lay `num_rows` rows a request over one program a multiprocessor.
 
     Row tiles of the same part are neighbours in the grid: they read the same pages at
     the same time, once from memory and then from the second-level cache.
+
+    Args:
+        num_rows: Of a request, Q * H.
+        multiprocessors: Of the device.
+        rows: Of a program, by `choose_rows`; None: `rows_of_program`.
     """
-    row_tiles = count_row_tiles(num_rows)
+    rows = rows or rows_of_program(num_rows)
+    row_tiles = -(-num_rows // rows)
     return Grid(
-        rows=rows_of_program(num_rows),
-        row_tiles=row_tiles,
-        parts=max(1, multiprocessors // row_tiles),
+        rows=rows, row_tiles=row_tiles, parts=max(1, multiprocessors // row_tiles)
     )
 
 
@@ -165,7 +196,10 @@ class WorkspaceSize:
     def of(
         cls, nums_rows: Iterable[int], max_num_reqs: int, multiprocessors: int
     ) -> WorkspaceSize:
-        """Enough for steps of any of these numbers of rows (Q * H) a request."""
+        """Enough for steps of any of these numbers of rows (Q * H) a request.
+
+        Programs of fewer rows than `rows_of_program` has need no more.
+        """
         grids = {rows: choose_grid(rows, multiprocessors) for rows in nums_rows}
         return cls(
             schedule_entries=max(g.schedule_entries for g in grids.values()),

@@ -72,13 +72,17 @@ class Tuning:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class HopperStep:
-    """The launches of one block length, on buffers that others may share."""
+    """The launches of one block length, on buffers that others may share.
+
+    `rows` are the query rows of a program, by `choose_rows`; None: `rows_of_program`.
+    """
 
     max_num_reqs: int
     query_len: int
     num_heads: int
     multiprocessors: int
     workspace: Workspace
+    rows: int | None = None
     tuning: Tuning = field(default_factory=Tuning)
     grid: Grid = field(init=False)
     num_rows: int = field(init=False)
@@ -104,6 +108,7 @@ class HopperStep:
         num_heads: int,
         device: torch.device,
         multiprocessors: int,
+        rows: int | None = None,
         tuning: Tuning | None = None,
     ) -> HopperStep:
         """A step with a workspace of its own."""
@@ -114,13 +119,14 @@ class HopperStep:
             num_heads=num_heads,
             multiprocessors=multiprocessors,
             workspace=Workspace.allocate(size, device),
+            rows=rows,
             tuning=tuning or Tuning(),
         )
 
     def __post_init__(self) -> None:
         """Lay the rows over the device."""
         self.num_rows = self.query_len * self.num_heads
-        self.grid = choose_grid(self.num_rows, self.multiprocessors)
+        self.grid = choose_grid(self.num_rows, self.multiprocessors, self.rows)
         self.boxes = HeldBoxes(self.query_len, self.grid.rows)
         work = self.workspace
         self.addresses = (
