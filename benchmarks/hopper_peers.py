@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from hopper_points import Point
 
-from mla_decode_triton.hopper.grid import choose_rows, count_tiles
+from mla_decode_triton.hopper.grid import choose_rows
 from mla_decode_triton.hopper.launch import HopperStep, Tuning
 
 if TYPE_CHECKING:
@@ -93,8 +93,9 @@ def make_step(
     """Buffers for one shape, and programs of so many rows; None: as a builder would."""
     units = torch.cuda.get_device_properties(0).multi_processor_count
     if rows is None:
-        tiles = count_tiles(point.requests, max(point.lengths()))
-        rows = choose_rows(point.heads * point.query_len, tiles, units)
+        rows = choose_rows(
+            point.heads * point.query_len, point.requests, max(point.lengths()), units
+        )
     return HopperStep.alone(
         rows=rows,
         tuning=tuning or Tuning(),

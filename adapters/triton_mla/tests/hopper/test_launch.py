@@ -16,7 +16,6 @@ from mla_decode_triton.hopper.grid import (
     choose_grid,
     choose_merge,
     choose_rows,
-    count_tiles,
 )
 from mla_decode_triton.hopper.launch import HopperStep
 
@@ -44,21 +43,25 @@ def test_row_tiles_share_the_device(num_rows, rows, row_tiles, parts):
     ("num_rows", "num_reqs", "max_seq_len", "rows"),
     [
         (1, 64, 32768, 16),
-        (32, 1, 33 * 1024, 16),
-        (32, 1, 33 * 1024 + 1, 32),
+        # A program has five tiles of 64 tokens, or it has one more.
+        (32, 16, 20 * 64, 16),
+        (32, 16, 20 * 64 + 1, 32),
+        (512, 4, 5 * 64, 16),
+        (512, 4, 5 * 64 + 1, 64),
+        (4096, 2, 64, 16),
+        (4096, 3, 64, 64),
+        # Eight, where 64 rows leave 16 pieces of a request to merge.
         (128, 1, 132 * 64, 16),
-        (128, 2, 66 * 64, 16),
-        (128, 2, 66 * 64 + 1, 64),
+        (128, 4, 33 * 64, 16),
+        (128, 4, 33 * 64 + 1, 64),
+        (128, 5, 26 * 64, 64),
         (128, 1, 0, 16),
-        (4096, 4, 64, 16),
-        (4096, 5, 64, 64),
     ],
 )
 def test_few_keys_are_shared_by_programs_of_few_rows(
     num_rows, num_reqs, max_seq_len, rows
 ):
-    tiles = count_tiles(num_reqs, max_seq_len)
-    assert choose_rows(num_rows, tiles, 132) == rows
+    assert choose_rows(num_rows, num_reqs, max_seq_len, 132) == rows
     grid = choose_grid(num_rows, 132, rows)
     assert (grid.rows, grid.row_tiles) == (rows, -(-num_rows // rows))
     assert grid.parts == max(1, 132 // grid.row_tiles)

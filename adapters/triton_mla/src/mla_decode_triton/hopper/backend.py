@@ -14,7 +14,6 @@ from mla_decode_triton.hopper.grid import (
     choose_rows,
     count_multiprocessors,
     count_row_tiles,
-    count_tiles,
     is_swapped,
     rows_of_program,
 )
@@ -53,11 +52,11 @@ def rows_in_use(
     problem: DecodeProblem, query_len: int, device: DeviceInfo
 ) -> frozenset[int]:
     """Query rows of a program, in all batches that a problem allows."""
-    # A recorded step may be replayed at any length: it is laid out for the longest.
-    least = count_tiles(1, problem.max_model_len) if problem.graphs else 0
-    most = count_tiles(problem.max_num_reqs, problem.max_model_len)
     num_rows, units = query_len * problem.num_q_heads, count_multiprocessors(device)
-    return frozenset(choose_rows(num_rows, tiles, units) for tiles in (least, most))
+    # A recorded step may be replayed at any length: it is laid out for the longest.
+    least = problem.max_model_len if problem.graphs else 0
+    batches = (1, least), (problem.max_num_reqs, problem.max_model_len)
+    return frozenset(choose_rows(num_rows, *batch, units) for batch in batches)
 
 
 def kernels_of(problem: DecodeProblem, rows: int) -> tuple[str, str]:

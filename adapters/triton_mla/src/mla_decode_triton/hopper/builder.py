@@ -27,7 +27,6 @@ from mla_decode_triton.hopper.grid import (
     MERGE_SHAPES,
     choose_rows,
     count_multiprocessors,
-    count_tiles,
 )
 from mla_decode_triton.hopper.launch import HopperStep
 from mla_decode_triton.hopper.workspace import Workspace
@@ -143,7 +142,11 @@ class HopperMetadataBuilder(MLADecodeMetadataBuilder):
     ) -> HopperMetadata:
         del query_start_loc_cpu  # blocks are uniform: num_reqs and Q say it all
         query_len, num_reqs = self._decode_query_len, seq_lens_device.shape[0]
-        step = self.steps[query_len, self._rows_of(query_len, num_reqs, max_seq_len)]
+        num_rows = query_len * self.problem.num_q_heads
+        rows = choose_rows(
+            num_rows, max(num_reqs, 1), max_seq_len, self.multiprocessors
+        )
+        step = self.steps[query_len, rows]
         if self.has_only_gpu:
             step.build(seq_lens_device)
         else:
@@ -158,16 +161,6 @@ class HopperMetadataBuilder(MLADecodeMetadataBuilder):
             num_decode_tokens=num_decode_tokens,
             dcp_tot_seq_lens=dcp_tot_seq_lens_device,
             step=step,
-        )
-
-    def _rows_of(self, query_len: int, num_reqs: int, max_seq_len: int) -> int:
-        """Query rows of a program, for a batch that is no longer."""
-        problem = self.problem
-        longest = problem.max_model_len if problem.graphs else max_seq_len
-        return choose_rows(
-            query_len * problem.num_q_heads,
-            count_tiles(max(num_reqs, 1), longest),
-            self.multiprocessors,
         )
 
     def _compile(self) -> None:

@@ -18,8 +18,11 @@ H200_MULTIPROCESSORS = 132
 _TILE = 64
 """Keys of a tile."""
 _FEW_ROWS = 16
-_SHORT_WALK = 8
+_SHORT_WALK = 5
 """Tiles of a program, at most, where as few rows as can be are the fastest."""
+_SHORT_WALK_OF_PIECES = 8
+"""The same where programs of more rows would leave many pieces to merge."""
+_MANY_PIECES = 16
 _HEADER = 8
 _INT32_BYTES = _FLOAT32_BYTES = 4
 
@@ -93,13 +96,10 @@ def count_row_tiles(num_rows: int) -> int:
     return -(-num_rows // rows_of_program(num_rows))
 
 
-def count_tiles(num_reqs: int, max_seq_len: int) -> int:
-    """Tiles of so many requests, at most, where none is longer."""
-    return num_reqs * -(-max_seq_len // _TILE)
-
-
-def choose_rows(num_rows: int, num_tiles: int, multiprocessors: int) -> int:
-    """Query rows of one program for a batch of so many tiles, at most.
+def choose_rows(
+    num_rows: int, num_reqs: int, max_seq_len: int, multiprocessors: int
+) -> int:
+    """Query rows of one program for a batch of so many requests, none longer.
 
     A program begins with its queries and ends with its results, float32 where others
     have a part of them. With few tiles in between that is most of its time, and more
@@ -107,11 +107,15 @@ def choose_rows(num_rows: int, num_tiles: int, multiprocessors: int) -> int:
 
     Args:
         num_rows: Of a request, Q * H.
-        num_tiles: As `count_tiles` has it.
+        num_reqs: Of the batch.
+        max_seq_len: Tokens of the longest request, or a bound of them.
         multiprocessors: Of the device.
     """
-    share = num_tiles * -(-num_rows // _FEW_ROWS)
-    is_short = share <= _SHORT_WALK * multiprocessors
+    units = num_reqs * count_row_tiles(num_rows)
+    share = num_reqs * -(-max_seq_len // _TILE) * -(-num_rows // _FEW_ROWS)
+    is_cut_small = units * _MANY_PIECES <= multiprocessors
+    most = _SHORT_WALK_OF_PIECES if is_cut_small else _SHORT_WALK
+    is_short = share <= most * multiprocessors
     return _FEW_ROWS if is_short else rows_of_program(num_rows)
 
 

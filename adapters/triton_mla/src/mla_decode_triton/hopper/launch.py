@@ -66,8 +66,8 @@ class Tuning:
     """Of writing and reading a piece: two floats a value; None: by its rows."""
     snap: int = 2
     min_tiles: int = 1
-    prefetch: int = 3
-    """Tiles that more than 32 rows ask of an fp8 cache ahead of time. An estimate."""
+    prefetch: int = 2
+    """Tiles that more than 32 rows ask of an fp8 cache ahead of time."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
