@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -34,9 +33,8 @@ class QueryLenSupport(enum.Enum):
     """Any mix, under the causal mask."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchShape:
-    """A batch's launch shape."""
+class BatchShape(NamedTuple):
+    """A batch's launch shape; a tuple, for one is made in every build."""
 
     num_reqs: int
     query_len: int
@@ -125,7 +123,7 @@ def check_batch(
 def _check_host_starts(starts: torch.Tensor, num_reqs: int) -> None:
     is_host = (
         isinstance(starts, torch.Tensor)
-        and starts.device.type == "cpu"
+        and starts.is_cpu
         and starts.layout is torch.strided
     )
     if not is_host or starts.dtype != torch.int32 or starts.shape != (num_reqs + 1,):
