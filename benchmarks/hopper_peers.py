@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from hopper_points import Point
 
-from mla_decode_triton.hopper.launch import HopperStep, Tuning
+from mla_decode_triton.hopper.launch import HopperStep
+from mla_decode_triton.hopper.variants import Tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
