@@ -9,7 +9,8 @@ import torch
 from hopper_points import Point
 
 from mla_decode_triton.hopper.grid import choose_rows
-from mla_decode_triton.hopper.launch import HopperStep, Tuning
+from mla_decode_triton.hopper.launch import HopperStep
+from mla_decode_triton.hopper.variants import Tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable

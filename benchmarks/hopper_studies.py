@@ -14,7 +14,7 @@ from hopper_points import Point
 
 from mla_decode import CommonAttentionMetadata, DecodeProblem, Mask
 from mla_decode_triton import chosen_backend
-from mla_decode_triton.hopper.launch import Tuning
+from mla_decode_triton.hopper.variants import Tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable

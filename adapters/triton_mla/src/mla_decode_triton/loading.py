@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from typing import Any
 
 _KERNELS = Path(__file__).parent / "kernels"
 
@@ -28,28 +26,32 @@ class Kernels:
 def load_kernels(*, interpreted: bool) -> Kernels:
     """Import the kernels for one way of running them.
 
-    Triton decides when a function is decorated whether it will be interpreted. The
-    interpreted kernels are therefore modules of their own, executed while that switch
-    is on; the compiled ones, and the process's environment, stay as they are.
+    Triton decides when a function is decorated whether it will be interpreted, and such
+    functions call none of the other kind. The interpreted kernels are therefore a
+    package of their own, imported while that switch is on; the compiled ones, and the
+    process's environment, stay as they are.
     """
     import triton  # noqa: PLC0415 - only those who launch need Triton
 
+    package = f"{__package__}.{'interpreted_' * interpreted}kernels"
     with triton.knobs.runtime.scope():
         triton.knobs.runtime.interpret = interpreted
-        decode = _load("decode", interpreted=interpreted)
-        merge = _load("merge", interpreted=interpreted)
+        if interpreted:
+            _load_again(package)
+        decode = importlib.import_module(f"{package}.decode")
+        merge = importlib.import_module(f"{package}.merge")
     return Kernels(
         decode=decode.decode_kernel, merge=merge.merge_kernel, interpreted=interpreted
     )
 
 
-def _load(name: str, *, interpreted: bool) -> ModuleType:
-    package = f"{__package__}.kernels"
-    full_name = f"{package}.{'interpreted_' * interpreted}{name}"
-    spec = importlib.util.spec_from_file_location(full_name, _KERNELS / f"{name}.py")
+def _load_again(name: str) -> None:
+    """Make the package of the kernels once more, by another name."""
+    spec = importlib.util.spec_from_file_location(
+        name, _KERNELS / "__init__.py", submodule_search_locations=[str(_KERNELS)]
+    )
     if spec is None or spec.loader is None:
-        raise ImportError(f"no kernel module {name!r} in {_KERNELS}", name=full_name)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[full_name] = module
-    spec.loader.exec_module(module)
-    return module
+        raise ImportError(f"no kernels in {_KERNELS}", name=name)
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[name] = package
+    spec.loader.exec_module(package)

@@ -307,20 +307,20 @@ def test_decodes_through_the_contract(
         asym,
         asym_fp8,
         builder,
-        launch,
         merge_rows,
         swap,
         swap_fp8,
+        variants,
     )
 
     modules = {"asym": asym, "asym_fp8": asym_fp8, "swap": swap, "swap_fp8": swap_fp8}
     for name, module in modules.items():
         simulated = Simulated(module, f"{name}_kernel")
-        monkeypatch.setattr(launch, f"{name}_kernel", simulated)
-    monkeypatch.setattr(launch, "plan_kernel", plan_kernel)
+        monkeypatch.setattr(variants, f"{name}_kernel", simulated)
+    monkeypatch.setattr(variants, "plan_kernel", plan_kernel)
     merges_rows = Simulated(merge_rows, "merge_kernel")
-    monkeypatch.setattr(launch, "merge_rows_kernel", merges_rows)
-    monkeypatch.setattr(launch, "merge_kernel", Interpreted(merge_kernel))
+    monkeypatch.setattr(variants, "merge_rows_kernel", merges_rows)
+    monkeypatch.setattr(variants, "merge_kernel", Interpreted(merge_kernel))
     monkeypatch.setattr(builder, "on_device", nullcontext)
     monkeypatch.setattr(grid, "H200_MULTIPROCESSORS", parts)
     on_a_card = auto.Choice(backend=auto.HOPPER, reasons=())

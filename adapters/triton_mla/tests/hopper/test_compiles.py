@@ -162,16 +162,17 @@ def compile_merge(shape):
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from mla_decode_triton.hopper import launch
+    from mla_decode_triton.hopper.launch import HopperStep
+    from mla_decode_triton.hopper.merge_rows import merge_kernel as merge_rows_kernel
 
-    step = launch.HopperStep.alone(
+    step = HopperStep.alone(
         max_num_reqs=1,
         query_len=1,
         num_heads=16,
         device=torch.device("cpu"),
         multiprocessors=132,
     )
-    variant = step._new_merge(shape, needs_lse=True)
+    variant = step.variants.merge(shape, torch.bfloat16, needs_lse=True)
     kernel, names = variant.kernel, variant.kernel.arg_names
     types = dict.fromkeys(names, "constexpr")
     types |= dict.fromkeys(("partial_out", "partial_lse", "lse"), "*fp32")
@@ -179,7 +180,7 @@ def compile_merge(shape):
     values = {(names.index(k),): v for k, v in variant.constants.items()}
     aligned = "partial_out", "partial_lse", "out", "table"
     attributes = {(names.index(k),): [["tt.divisibility", 16]] for k in aligned}
-    kind = GluonASTSource if kernel is launch.merge_rows_kernel else ASTSource
+    kind = GluonASTSource if kernel is merge_rows_kernel else ASTSource
     return triton.compile(
         kind(kernel, types, values, attributes),
         target=GPUTarget("cuda", 90, 32),

@@ -11,7 +11,7 @@ pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
 from triton.compiler.compiler import LazyDict
 from triton.knobs import HookChain
 
-from mla_decode_triton.hopper import launch
+from mla_decode_triton.hopper import variants
 from mla_decode_triton.hopper.boxes import (
     MOST_HELD,
     HeldBoxes,
@@ -63,8 +63,8 @@ def calls(monkeypatch):
     made = []
     for kernel in KERNELS:
         name = f"{kernel}_kernel"
-        door = Door(kernel, getattr(launch, name), made)
-        monkeypatch.setattr(launch, name, door)
+        door = Door(kernel, getattr(variants, name), made)
+        monkeypatch.setattr(variants, name, door)
     return made
 
 

@@ -16,7 +16,7 @@ from mla_decode import (
     StaleMetadataError,
 )
 from mla_decode_triton import chosen_backend
-from mla_decode_triton.hopper import boxes, direct, grid, known, launch
+from mla_decode_triton.hopper import boxes, direct, grid, known, launch, variants
 from mla_decode_triton.hopper.compat import DriverRun
 
 SCALE = 0.25
@@ -32,8 +32,8 @@ class Kernels:
         self.params = {}
         attending = "swap", "swap_fp8", "asym", "asym_fp8"
         for name in ("plan", *attending, "merge", "merge_rows"):
-            kernel = getattr(launch, f"{name}_kernel")
-            monkeypatch.setattr(launch, f"{name}_kernel", Kernel(self, name, kernel))
+            kernel = getattr(variants, f"{name}_kernel")
+            monkeypatch.setattr(variants, f"{name}_kernel", Kernel(self, name, kernel))
         monkeypatch.setattr(direct, "driver_run", self.driver_run)
         for module in (direct, known, launch):
             monkeypatch.setattr(module, "hooks_are_set", lambda: self.is_profiled)
@@ -304,7 +304,7 @@ def test_an_address_that_a_kernel_demands_something_of_is_looked_at(
 ):
     if kernel == "merge_rows":
         monkeypatch.setattr(grid, "H200_MULTIPROCESSORS", 8)
-    free = getattr(launch, f"{kernel}_kernel")
+    free = getattr(variants, f"{kernel}_kernel")
     free.params = [
         SimpleNamespace(
             do_not_specialize_on_alignment=parameter.do_not_specialize_on_alignment

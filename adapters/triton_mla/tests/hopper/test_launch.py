@@ -7,7 +7,7 @@ from mla_decode.errors import ArgumentError
 
 pytest.importorskip("triton.experimental.gluon", reason="needs Triton's Gluon")
 
-from mla_decode_triton.hopper import launch
+from mla_decode_triton.hopper import variants
 from mla_decode_triton.hopper.boxes import box_cache
 from mla_decode_triton.hopper.grid import (
     MERGE_SHAPES,
@@ -130,7 +130,7 @@ def test_a_program_merges_a_warp_a_row_where_pieces_are_few(
     monkeypatch, num_heads, num_reqs, expected
 ):
     grids = Grids()
-    monkeypatch.setattr(launch, "merge_rows_kernel", grids)
+    monkeypatch.setattr(variants, "merge_rows_kernel", grids)
     step = make_step(1, num_heads)
     shape = choose_merge(step.grid.parts, num_reqs)
     step.merge(torch.zeros(1, dtype=torch.bfloat16), None, shape, num_reqs)
@@ -139,7 +139,7 @@ def test_a_program_merges_a_warp_a_row_where_pieces_are_few(
 
 def test_many_pieces_are_merged_by_as_many_programs_as_fit(monkeypatch):
     grids = Grids()
-    monkeypatch.setattr(launch, "merge_kernel", grids)
+    monkeypatch.setattr(variants, "merge_kernel", grids)
     for num_heads in (7, 128 * 32):
         step = make_step(1, num_heads)
         shape = MergeShape(rows=1, pieces=64, columns=64, programs=16)

@@ -1,4 +1,4 @@
-"""The host side of the Hopper kernel: the launches of a step, and what they choose by.
+"""The host side of the Hopper kernel: the launches of a step, on its buffers.
 
 A step is `build` (one launch: the work table) and, for each layer, `forward` (two
 launches: the kernel and the merge). All grids depend on the shape of the batch alone, and
@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mla_decode.errors import ArgumentError
-from mla_decode_triton.hopper.asym import asym_kernel
-from mla_decode_triton.hopper.asym_fp8 import asym_fp8_kernel
 from mla_decode_triton.hopper.boxes import (
     HeldBoxes,
     box_queries,
@@ -22,20 +19,9 @@ from mla_decode_triton.hopper.boxes import (
     page_stride,
 )
 from mla_decode_triton.hopper.compat import hooks_are_set
-from mla_decode_triton.hopper.direct import Variant
-from mla_decode_triton.hopper.grid import (
-    Grid,
-    MergeShape,
-    WorkspaceSize,
-    choose_grid,
-    choose_merge,
-)
+from mla_decode_triton.hopper.grid import Grid, WorkspaceSize, choose_grid
 from mla_decode_triton.hopper.known import LOG2E, Known, Launched, Layer
-from mla_decode_triton.hopper.merge import merge_kernel
-from mla_decode_triton.hopper.merge_rows import merge_kernel as merge_rows_kernel
-from mla_decode_triton.hopper.schedule import plan_kernel
-from mla_decode_triton.hopper.swap import swap_kernel
-from mla_decode_triton.hopper.swap_fp8 import swap_fp8_kernel
+from mla_decode_triton.hopper.variants import FP8, Tuning, Variants
 from mla_decode_triton.hopper.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -44,30 +30,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mla_decode.forward_check import CheckedCall
-    from mla_decode_triton.hopper.boxes import Boxed, BoxForm
+    from mla_decode_triton.hopper.boxes import Boxed
     from mla_decode_triton.hopper.direct import Directly
-
-PAGE_SIZES = (16, 32, 64, 128)
-DTYPES = (torch.bfloat16, torch.float16)
-FP8 = torch.float8_e4m3fn
-MERGE_REGISTERS = 64
-"""Of a thread that merges rows by warps: 8 programs a multiprocessor."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tuning:
-    """Costs that shape the work table, in tiles of 64 tokens."""
-
-    piece_overhead: int | None = None
-    """Of an item: its queries, its outputs, the pipeline's start; None: by its rows."""
-    merge_overhead: int = 1
-    """Of a merge that has anything to do."""
-    merged_piece: int | None = None
-    """Of writing and reading a piece: two floats a value; None: by its rows."""
-    snap: int = 2
-    min_tiles: int = 1
-    prefetch: int = 2
-    """Tiles that more than 32 rows ask of an fp8 cache ahead of time."""
+    from mla_decode_triton.hopper.grid import MergeShape
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -87,10 +52,9 @@ class HopperStep:
     grid: Grid = field(init=False)
     num_rows: int = field(init=False)
     """Rows (token, head) of a request."""
-    variants: dict[Hashable, Variant] = field(init=False, default_factory=dict)
-    """Kernels by what they and their constants are chosen by, and by types."""
+    variants: Variants = field(init=False)
     layers: dict[Hashable, Layer] = field(init=False, default_factory=dict)
-    """The same of layers: as many as batch sizes, at most."""
+    """By what they are chosen by: as many as batch sizes, at most."""
     known: dict[Hashable, Known] = field(init=False, default_factory=dict)
     """Layers that were launched directly, by all of them that is not an address."""
     plan: Directly | None = field(init=False, default=None)
@@ -127,6 +91,14 @@ class HopperStep:
         """Lay the rows over the device."""
         self.num_rows = self.query_len * self.num_heads
         self.grid = choose_grid(self.num_rows, self.multiprocessors, self.rows)
+        self.variants = Variants(
+            grid=self.grid,
+            query_len=self.query_len,
+            num_rows=self.num_rows,
+            max_num_reqs=self.max_num_reqs,
+            multiprocessors=self.multiprocessors,
+            tuning=self.tuning,
+        )
         self.boxes = HeldBoxes(self.query_len, self.grid.rows)
         work = self.workspace
         self.addresses = (
@@ -146,9 +118,7 @@ class HopperStep:
         if plan is not None and not hooks_are_set():
             plan.launch((1, 1, 1), (*addresses, *numbers, *plan.values))
             return
-        variant = self.variants.get("plan")
-        if variant is None:
-            variant = self.variants["plan"] = self._plan_variant()
+        variant = self.variants.plan()
         tensors = seq_lens, workspace.schedule, workspace.scratch
         variant.launch((1, 1, 1), (), tensors, addresses, numbers)
         self.plan = variant.directly("seq_lens")
@@ -211,8 +181,7 @@ class HopperStep:
         key = types, page_size, causal, num_reqs
         layer = self.layers.get(key)
         if layer is None:
-            self._require_served(cache, kv_scale)
-            layer = self.layers[key] = self._choose_layer(
+            layer = self.layers[key] = self.variants.layer(
                 types, page_size, causal=causal, num_reqs=num_reqs
             )
         workspace, (schedule_at, _, pieces_at, sums_at) = self.workspace, self.addresses
@@ -286,127 +255,12 @@ class HopperStep:
         self, out: Tensor, lse: Tensor | None, shape: MergeShape, num_reqs: int
     ) -> None:
         """Merge the pieces of the requests that the work table cut."""
-        variant = self._merge_variant(shape, out.dtype, needs_lse=lse is not None)
+        variant = self.variants.merge(shape, out.dtype, needs_lse=lse is not None)
         workspace = self.workspace
         tensors = (
             *(workspace.partial_out, workspace.partial_lse, out),
             *(workspace.partial_lse if lse is None else lse, workspace.schedule),
         )
         addresses = [tensor.data_ptr() for tensor in tensors]
-        grid = self._merge_grid(shape, num_reqs)
+        grid = self.variants.merge_grid(shape, num_reqs)
         variant.launch(grid, (), tensors, addresses, (self.num_rows,))
-
-    def _choose_layer(
-        self,
-        types: tuple[BoxForm, torch.dtype, torch.dtype, bool, bool],
-        page_size: int,
-        *,
-        causal: bool,
-        num_reqs: int,
-    ) -> Layer:
-        """Choose the launches; variants are shared among batch sizes."""
-        _, _, out_dtype, is_unscaled, has_no_lse = types
-        grid = self.grid
-        key = types, page_size, causal
-        variant = self.variants.get(key)
-        if variant is None:
-            variant = self.variants[key] = self._attention_variant(
-                is_fp8=not is_unscaled,
-                page_size=page_size,
-                needs_lse=not has_no_lse,
-                causal=causal,
-            )
-        shape = choose_merge(grid.parts, num_reqs)
-        return Layer(
-            grid=(grid.row_tiles, grid.parts, 1),
-            attention=variant,
-            is_boxed=is_unscaled or grid.swapped,
-            merge_grid=self._merge_grid(shape, num_reqs),
-            merge=self._merge_variant(shape, out_dtype, needs_lse=not has_no_lse),
-        )
-
-    def _merge_grid(self, shape: MergeShape, num_reqs: int) -> tuple[int, int, int]:
-        rows = -(-self.num_rows // shape.rows)
-        units = min(num_reqs, self.grid.parts) * rows * shape.blocks
-        most = shape.programs * self.multiprocessors or units
-        return min(units, most), 1, 1
-
-    def _plan_variant(self) -> Variant:
-        tuning, grid = self.tuning, self.grid
-        steps = self.max_num_reqs.bit_length()
-        constants = {
-            "OVERHEAD": _given(tuning.piece_overhead, -(-grid.rows // 24)),
-            "MERGE": tuning.merge_overhead,
-            "PIECE": _given(tuning.merged_piece, grid.rows // 16),
-            "SNAP": tuning.snap,
-            "MIN_TILES": tuning.min_tiles,
-            "BLOCK_REQS": 1 << steps,
-            "BLOCK_PARTS": grid.block_parts,
-            "STEPS": steps,
-        }
-        return Variant(
-            kernel=plan_kernel, constants=constants, options={"num_warps": 8}
-        )
-
-    def _attention_variant(
-        self, *, is_fp8: bool, page_size: int, needs_lse: bool, causal: bool
-    ) -> Variant:
-        grid = self.grid
-        constants = {
-            "CAUSAL": causal and self.query_len > 1,
-            "NEEDS_LSE": needs_lse,
-            "PAGE": page_size,
-        }
-        if grid.swapped:
-            kernel = swap_fp8_kernel if is_fp8 else swap_kernel
-            constants["ROWS"] = grid.rows
-        else:
-            kernel = asym_fp8_kernel if is_fp8 else asym_kernel
-            if is_fp8:
-                constants["PREFETCH"] = self.tuning.prefetch
-        return Variant(kernel=kernel, constants=constants, options={"num_warps": 4})
-
-    def _merge_variant(
-        self, shape: MergeShape, out_dtype: torch.dtype, *, needs_lse: bool
-    ) -> Variant:
-        key = shape, out_dtype, needs_lse
-        variant = self.variants.get(key)
-        if variant is None:
-            variant = self.variants[key] = self._new_merge(shape, needs_lse=needs_lse)
-        return variant
-
-    def _new_merge(self, shape: MergeShape, *, needs_lse: bool) -> Variant:
-        constants = {
-            "NEEDS_LSE": needs_lse,
-            "BLOCK_PARTS": self.grid.block_parts,
-            "BLOCK_PIECES": shape.pieces,
-            "BLOCK_COLUMNS": shape.columns,
-        }
-        options = {"num_warps": 4, "launch_pdl": True}
-        if shape.rows == 1:
-            constants["EARLY"] = True
-            return Variant(kernel=merge_kernel, constants=constants, options=options)
-        constants |= {"BLOCK_ROWS": shape.rows, "LOOPS": shape.programs > 0}
-        return Variant(
-            kernel=merge_rows_kernel,
-            constants=constants,
-            options=options | {"maxnreg": MERGE_REGISTERS},
-        )
-
-    def _require_served(self, cache: Tensor, kv_scale: Tensor | None) -> None:
-        """Refuse a cache that no variant reads."""
-        is_fp8 = kv_scale is not None
-        served = cache.dtype == FP8 if is_fp8 else cache.dtype in DTYPES
-        if cache.shape[1] in PAGE_SIZES and served:
-            return
-        raise ArgumentError(
-            "The Hopper kernel does not serve this cache.",
-            got=f"pages of {cache.shape[1]}, {cache.dtype}, "
-            f"kv_scale {'given' if is_fp8 else 'not given'}",
-            allowed=f"pages of {PAGE_SIZES}; {DTYPES} without a scale, {FP8} with one",
-            fix="use the portable kernel",
-        )
-
-
-def _given(value: int | None, default: int) -> int:
-    return default if value is None else value
