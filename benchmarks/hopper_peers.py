@@ -122,6 +122,7 @@ def own(
     ) -> Callable[[], Tensor]:
         step = make_step(point, tuning, rows)
         flat = q.view(-1, point.heads, 576)
+        longest = max(point.lengths())
         out = torch.empty(
             (flat.shape[0], point.heads, 512), dtype=q.dtype, device="cuda"
         )
@@ -142,6 +143,7 @@ def own(
                 softmax_scale=SCALE,
                 causal=point.causal,
                 kv_scale=kv_scale,
+                max_seq_len=longest,
             )
             return out.view(*q.shape[:3], 512)
 

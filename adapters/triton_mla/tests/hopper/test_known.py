@@ -93,7 +93,7 @@ class Step:
             masks=set(Mask),
             page_size=32,
             max_num_reqs=8,
-            max_model_len=128,
+            max_model_len=1024,
             **fields,
         )
         self.builder = hopper.builder_cls(problem, DeviceInfo.assume("sm_90"))
@@ -107,8 +107,8 @@ class Step:
             "num_reqs": NUM_REQS,
             "num_actual_tokens": NUM_REQS * query_len,
             "max_query_len": query_len,
-            "max_seq_len": 70,
-            "block_table_tensor": torch.zeros(NUM_REQS, 4, dtype=torch.int32),
+            "max_seq_len": 1024,
+            "block_table_tensor": torch.zeros(NUM_REQS, 32, dtype=torch.int32),
         }
         self.rows = NUM_REQS * query_len, num_q_heads
         q = torch.zeros(*self.rows, 576, dtype=torch.bfloat16)
@@ -161,8 +161,13 @@ STEPS = {
     "few rows": {},
     "few rows, LSE, graphs": {"needs_lse": True, "graphs": True},
     "few rows of fp8": {"kv_dtype": "fp8", "needs_lse": True},
-    "many rows": {"query_len": 4},
-    "many rows of fp8": {"query_len": 4, "kv_dtype": "fp8", "needs_lse": True},
+    "many rows": {"query_len": 4, "num_q_heads": 128},
+    "many rows of fp8": {
+        "query_len": 4,
+        "num_q_heads": 128,
+        "kv_dtype": "fp8",
+        "needs_lse": True,
+    },
     "a pair": {"query_len": 3, "pair": True},
 }
 
@@ -244,7 +249,7 @@ def test_layers_that_differ_in_more_than_addresses_are_put_together(
     more_pages = torch.zeros(9, 32, 576, dtype=torch.bfloat16)
     assert forwards(case, kernels, count, kv_cache=more_pages) == [1, 0, 0]
     assert forwards(case, kernels, count) == [0, 0, 0]
-    case.build(block_table_tensor=torch.zeros(NUM_REQS, 9, dtype=torch.int32))
+    case.build(block_table_tensor=torch.zeros(NUM_REQS, 37, dtype=torch.int32))
     assert forwards(case, kernels, count) == [1, 0, 0]
     case.build(causal=False)
     assert forwards(case, kernels, count) == [1, 0, 0]
@@ -287,6 +292,33 @@ def test_a_profiler_hears_of_known_layers_and_of_builds(kernels):
     case.build()
     case.forward()
     assert kernels.ways() == ["driver"] * 3
+
+
+def test_the_longest_request_chooses_the_kernels(kernels):
+    case = Step(query_len=4, num_q_heads=128)
+    for longest, names in [
+        (70, ["swap", "merge_rows"]),
+        (1024, ["asym", "merge_rows"]),
+        (70, ["swap", "merge_rows"]),
+    ]:
+        case.build(max_seq_len=longest)
+        kernels.taken()
+        case.forward()
+        assert [call[0] for call in kernels.taken()] == names
+
+
+@pytest.mark.parametrize(
+    ("longest", "merge"), [(70, "merge_rows"), (512, "merge_rows"), (513, "merge")]
+)
+def test_known_layers_have_the_merge_of_their_step(kernels, longest, merge):
+    case = Step()
+    case.learn(kernels)
+    case.build(max_seq_len=longest)
+    for _ in range(3):
+        kernels.taken()
+        case.forward()
+        assert [call[0] for call in kernels.taken()] == ["swap", merge]
+    assert len(case.step.known) == 1 + (merge == "merge_rows")
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,27 @@ def test_the_merge_holds_the_pieces_of_even_requests(parts, num_reqs, rows, piec
     assert (shape.rows, shape.pieces) == (rows, pieces)
 
 
+@pytest.mark.parametrize(
+    ("parts", "num_reqs", "max_seq_len", "rows", "pieces"),
+    [
+        (132, 1, 0, 4, 2),
+        (132, 1, 2 * 64, 4, 2),
+        (132, 1, 8 * 64, 4, 8),
+        (132, 1, 8 * 64 + 1, 1, 16),
+        (132, 1, 16 * 64 + 1, 1, 64),
+        (132, 1, 1 << 20, 1, 64),
+        (132, 16, 64, 4, 2),
+        (132, 64, 1 << 20, 4, 2),
+    ],
+)
+def test_the_merge_holds_no_more_pieces_than_there_are_tiles(
+    parts, num_reqs, max_seq_len, rows, pieces
+):
+    shape = choose_merge(parts, num_reqs, max_seq_len)
+    assert shape in MERGE_SHAPES
+    assert (shape.rows, shape.pieces) == (rows, pieces)
+
+
 class Grids:
     """A kernel that keeps the grids that it is asked for, and runs nothing."""
 

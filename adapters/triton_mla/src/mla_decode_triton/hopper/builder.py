@@ -25,6 +25,7 @@ from mla_decode_triton.hopper.boxes import box_queries
 from mla_decode_triton.hopper.capability import hopper_refusals
 from mla_decode_triton.hopper.grid import (
     MERGE_SHAPES,
+    choose_merge,
     choose_rows,
     count_multiprocessors,
 )
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from mla_decode.device import DeviceInfo
     from mla_decode.forward_check import CheckedCall
     from mla_decode.problem import DecodeProblem
+    from mla_decode_triton.hopper.grid import MergeShape
     from mla_decode_triton.hopper.known import Known
 
 _HERE = nullcontext()
@@ -50,9 +52,12 @@ class HopperMetadata(DecodeMetadata):
     """One step's batch and the launches that serve it."""
 
     step: HopperStep
+    merge_shape: MergeShape
     known: Known | None = field(default=None, init=False)
     """The launches of layers of the geometry that core compared last."""
-    known_key: tuple[object, bool, int] = field(default=(None, True, 0), init=False)
+    known_key: tuple[object, bool, int, MergeShape | None] = field(
+        default=(None, True, 0, None), init=False
+    )
     """All that they depend on and that is not an address, that geometry first."""
     reads: tuple[int, int] = field(default=(0, 0), init=False)
     """Addresses of the table and of the lengths."""
@@ -61,7 +66,10 @@ class HopperMetadata(DecodeMetadata):
         """Look the launches up, once a step and geometry where they are known."""
         if self.known is None or self.known_key[0] is not self.geometry:
             table = self.block_table
-            self.known_key = self.geometry, self.causal, table.stride(0)
+            self.known_key = (
+                *(self.geometry, self.causal),
+                *(table.stride(0), self.merge_shape),
+            )
             self.reads = table.data_ptr(), self.seq_lens.data_ptr()
             self.known = self.step.known.get(self.known_key)
         return self.known
@@ -161,6 +169,7 @@ class HopperMetadataBuilder(MLADecodeMetadataBuilder):
             num_decode_tokens=num_decode_tokens,
             dcp_tot_seq_lens=dcp_tot_seq_lens_device,
             step=step,
+            merge_shape=choose_merge(step.grid.parts, num_reqs, max_seq_len),
         )
 
     def _compile(self) -> None:
@@ -249,6 +258,7 @@ def _decode(
         call.softmax_scale,
         metadata.causal,
         call.kv_scale,
+        metadata.merge_shape,
     )
     if boxed is not None:
         metadata.known = step.learn(metadata.known_key, call, launched)

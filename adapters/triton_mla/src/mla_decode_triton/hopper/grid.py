@@ -170,20 +170,35 @@ _LEAST_UNEVEN = 4
 """Pieces of a round where not all requests are cut into as many."""
 
 
-@cache  # it is asked once a layer
-def choose_merge(parts: int, num_reqs: int) -> MergeShape:
+def choose_merge(
+    parts: int, num_reqs: int, max_seq_len: int | None = None
+) -> MergeShape:
     """The smallest shape that holds the pieces of a request, were all as long.
 
     They are cut into pieces of one size where nearly all parts get one then, and
-    otherwise at equal shares, which may lie across two pieces more.
+    otherwise at equal shares, which may lie across two pieces more. No piece is less
+    than a tile.
+
+    Args:
+        parts: Of the grid.
+        num_reqs: Of the batch.
+        max_seq_len: Tokens of the longest request, or a bound of them, if one is known.
     """
-    num_reqs = max(num_reqs, 1)
+    most = _BY_PIECES[-1].pieces
+    if max_seq_len is not None:
+        most = min(most, -(-max_seq_len // _TILE))
+    return _merge_of(parts, max(num_reqs, 1), most)
+
+
+@cache  # it is asked in every build
+def _merge_of(parts: int, num_reqs: int, most_pieces: int) -> MergeShape:
     if 10 * num_reqs >= 9 * parts:
         return _SELDOM
     pieces = parts // num_reqs
     is_even = 10 * pieces * num_reqs >= 9 * parts
     if not is_even:
         pieces = max(pieces + 2, _LEAST_UNEVEN)
+    pieces = min(pieces, most_pieces)
     fits = (shape for shape in _BY_PIECES if pieces <= shape.pieces)
     return next(fits, _BY_PIECES[-1])
 

@@ -19,7 +19,12 @@ from mla_decode_triton.hopper.boxes import (
     page_stride,
 )
 from mla_decode_triton.hopper.compat import hooks_are_set
-from mla_decode_triton.hopper.grid import Grid, WorkspaceSize, choose_grid
+from mla_decode_triton.hopper.grid import (
+    Grid,
+    WorkspaceSize,
+    choose_grid,
+    choose_merge,
+)
 from mla_decode_triton.hopper.known import LOG2E, Known, Launched, Layer
 from mla_decode_triton.hopper.variants import FP8, Tuning, Variants
 from mla_decode_triton.hopper.workspace import Workspace
@@ -136,6 +141,7 @@ class HopperStep:
         softmax_scale: float,
         causal: bool,
         kv_scale: Tensor | None = None,
+        max_seq_len: int | None = None,
     ) -> None:
         """Fill `out` and `lse` of one layer; `build` has been called for these lengths.
 
@@ -152,6 +158,8 @@ class HopperStep:
             softmax_scale: Multiplies q.k.
             causal: Tail-aligned causal, or every key for every token.
             kv_scale: float32 [1] on the device: what an fp8 cache is to be multiplied by.
+            max_seq_len: A bound of `seq_lens`, if one is known: few pieces are merged
+                faster. Results do not depend on it.
         """
         if cache.dtype is torch.uint8:
             cache = cache.view(FP8)
@@ -161,6 +169,7 @@ class HopperStep:
         self.attend(
             *(queries, cache, table, seq_lens, out, lse),
             *(softmax_scale, causal, kv_scale),
+            choose_merge(self.grid.parts, seq_lens.shape[0], max_seq_len),
         )
 
     def attend(  # by position: once a layer
@@ -174,15 +183,16 @@ class HopperStep:
         softmax_scale: float,
         causal: bool,
         kv_scale: Tensor | None,
+        merge_shape: MergeShape,
     ) -> Launched:
         """Do as `forward` does, with queries that are boxed; fp8 is never uint8 here."""
         num_reqs, page_size = seq_lens.shape[0], cache.shape[1]
         types = queries[0].form, cache.dtype, out.dtype, kv_scale is None, lse is None
-        key = types, page_size, causal, num_reqs
+        key = types, page_size, causal, num_reqs, merge_shape
         layer = self.layers.get(key)
         if layer is None:
             layer = self.layers[key] = self.variants.layer(
-                types, page_size, causal=causal, num_reqs=num_reqs
+                types, page_size, causal=causal, num_reqs=num_reqs, shape=merge_shape
             )
         workspace, (schedule_at, _, pieces_at, sums_at) = self.workspace, self.addresses
         out_at = out.data_ptr()

@@ -14,7 +14,6 @@ from mla_decode.errors import ArgumentError
 from mla_decode_triton.hopper.asym import asym_kernel
 from mla_decode_triton.hopper.asym_fp8 import asym_fp8_kernel
 from mla_decode_triton.hopper.direct import Variant
-from mla_decode_triton.hopper.grid import choose_merge
 from mla_decode_triton.hopper.known import Layer
 from mla_decode_triton.hopper.merge import merge_kernel
 from mla_decode_triton.hopper.merge_rows import merge_kernel as merge_rows_kernel
@@ -79,6 +78,7 @@ class Variants:
         *,
         causal: bool,
         num_reqs: int,
+        shape: MergeShape,
     ) -> Layer:
         """Choose the launches of a layer; batch sizes share variants.
 
@@ -88,6 +88,7 @@ class Variants:
             page_size: Of the cache.
             causal: Tail-aligned causal, or every key for every token.
             num_reqs: Of the batch.
+            shape: Of its merge.
 
         Raises:
             ArgumentError: No variant reads such a cache.
@@ -104,7 +105,6 @@ class Variants:
                 needs_lse=not has_no_lse,
                 causal=causal,
             )
-        shape = choose_merge(grid.parts, num_reqs)
         return Layer(
             grid=(grid.row_tiles, grid.parts, 1),
             attention=variant,
