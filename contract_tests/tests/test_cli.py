@@ -34,6 +34,8 @@ def _main(monkeypatch, *arguments):
         (["run", "reference", "--known-failures", "absent.toml"], "cannot read"),
         (["run", "no.such.module:backend"], "cannot load backend"),
         (["run", "math:no_backend"], "cannot load backend"),
+        (["run", "math:pi"], "'math:pi' is no backend"),
+        (["run", "reference", "--report", "/dev/null/x"], "Choose another --report"),
         (["run", "reference", "--", "--no-such-pytest-option"], "unrecognized"),
         (["run", "reference", "--seed", "x"], "--seed"),
         (["run", "reference", "--mutant", "mask_igored"], "no mutant is named"),

@@ -244,6 +244,8 @@ def prove(
         sys.stdout.write(json.dumps(proof.as_dict(), indent=2) + "\n")
         for alarm in proof.alarms:
             sys.stderr.write(f"false alarm: {alarm}\n")
+        if proof.problem is not None:
+            sys.stderr.write(f"{proof.problem}\n")
     else:
         _print_proof(proof)
     raise typer.Exit(EXIT_CONFORMANT if proof.is_proven else EXIT_FAILED)
