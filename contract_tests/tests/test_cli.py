@@ -67,10 +67,12 @@ def test_list_as_json_is_the_catalogue(monkeypatch, capsys):
 
 
 def test_list_for_people_names_every_case(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "240")
+    monkeypatch.setenv("COLUMNS", "60")
     assert _main(monkeypatch, "list") == 0
     printed = capsys.readouterr().out
     assert all(case.id in printed for case in CASES)
+    assert all(case.purpose in " ".join(printed.split()) for case in CASES)
+    assert max(map(len, printed.splitlines())) <= 60
 
 
 @pytest.mark.parametrize(
