@@ -34,6 +34,8 @@ def _main(monkeypatch, *arguments):
         (["run", "reference", "--known-failures", "absent.toml"], "cannot read"),
         (["run", "no.such.module:backend"], "cannot load backend"),
         (["run", "math:no_backend"], "cannot load backend"),
+        (["run", "math:pi"], "'math:pi' is no backend"),
+        (["run", "reference", "--report", "/dev/null/x"], "Choose another --report"),
         (["run", "reference", "--", "--no-such-pytest-option"], "unrecognized"),
         (["run", "reference", "--seed", "x"], "--seed"),
         (["run", "reference", "--mutant", "mask_igored"], "no mutant is named"),
@@ -65,10 +67,12 @@ def test_list_as_json_is_the_catalogue(monkeypatch, capsys):
 
 
 def test_list_for_people_names_every_case(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "240")
+    monkeypatch.setenv("COLUMNS", "60")
     assert _main(monkeypatch, "list") == 0
     printed = capsys.readouterr().out
     assert all(case.id in printed for case in CASES)
+    assert all(case.purpose in " ".join(printed.split()) for case in CASES)
+    assert max(map(len, printed.splitlines())) <= 60
 
 
 @pytest.mark.parametrize(

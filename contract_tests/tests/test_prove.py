@@ -1,5 +1,6 @@
 """`prove`: what is caught, what does not apply, and what no proof is."""
 
+import json
 import sys
 from collections import Counter
 
@@ -144,6 +145,17 @@ def test_an_unknown_backend_is_a_usage_error(monkeypatch, capsys):
         cli.main()
     assert left.value.code == 4
     assert "no backend is named 'nobody'" in capsys.readouterr().err
+
+
+def test_json_leaves_the_reason_of_no_proof_on_stderr(monkeypatch, capsys):
+    arguments = ["x", "prove", "misbehaving:unpreparable", "--seeds", "0", "--json"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    printed = capsys.readouterr()
+    assert left.value.code == 1
+    assert json.loads(printed.out)["mutants"] == []
+    assert "no simulator for cpu today" in printed.err
 
 
 def test_every_mutant_has_a_case_that_runs_anywhere():

@@ -292,10 +292,19 @@ def _measure(
     ctx.measurements.append(measurement)
     if not measurement.is_within:
         wrong = int((ratio > ctx.budget_units).sum())
+        nans = int(error.isnan().sum())
+        if nans:
+            how = (
+                f"{nans} of them hold NaN, which comes of what must not be read, of a "
+                "row that nobody wrote, or of an overflow"
+            )
+        else:
+            how = (
+                f"the worst by {measurement.error:.3g}, {measurement.units:.3g} units "
+                f"of the dtype's own rounding (budget {measurement.budget:g}){hint()}"
+            )
         raise ValueViolation(
-            f"{quantity}: {wrong} of {ratio.numel()} rows are wrong; the worst by "
-            f"{measurement.error:.3g}, {measurement.units:.3g} units of the dtype's "
-            f"own rounding (budget {measurement.budget:g}){hint()}"
+            f"{quantity}: {wrong} of {ratio.numel()} rows are wrong; {how}"
         )
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
-from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from mla_decode_contract import reports_cli
 from mla_decode_contract.catalogue import CASES
@@ -62,7 +63,8 @@ def list_cases(
     A case that is new in this minor of the contract is provisional: reported, and not
     counted in a verdict.
     """
-    from mla_decode.version import CONTRACT_VERSION  # noqa: PLC0415 - slow to import
+    from mla_decode.cli.console import console  # noqa: PLC0415 - slow to import
+    from mla_decode.version import CONTRACT_VERSION  # noqa: PLC0415 - as above
 
     if as_json:
         listed = [
@@ -71,22 +73,19 @@ def list_cases(
         ]
         sys.stdout.write(json.dumps(listed, indent=2) + "\n")
         return
-    table = Table(title=f"{len(CASES)} cases", title_justify="left")
-    for column in ("clause", "case", "since", "profile", "quick", "needs", "purpose"):
-        table.add_column(column, overflow="fold")
+    out = console()
+    out.print(Text(f"{len(CASES)} cases"))
     for case in CASES:
-        table.add_row(
+        facts = (
             case.clause.value,
-            case.id,
-            f"{case.since} provisional"
-            if case.is_provisional(CONTRACT_VERSION)
-            else case.since,
+            case.since,
+            "provisional" if case.is_provisional(CONTRACT_VERSION) else "",
             case.profile,
-            "yes" if case.is_quick else "",
-            " ".join(case.features),
-            case.purpose,
+            "quick" if case.is_quick else "",
+            *(f"needs {feature}" for feature in case.features),
         )
-    Console().print(table)
+        out.print(Text(f"{case.id}  {', '.join(filter(None, facts))}"))
+        out.print(Padding(Text(case.purpose), (0, 0, 0, 4), expand=False))
 
 
 @app.command()
@@ -244,6 +243,8 @@ def prove(
         sys.stdout.write(json.dumps(proof.as_dict(), indent=2) + "\n")
         for alarm in proof.alarms:
             sys.stderr.write(f"false alarm: {alarm}\n")
+        if proof.problem is not None:
+            sys.stderr.write(f"{proof.problem}\n")
     else:
         _print_proof(proof)
     raise typer.Exit(EXIT_CONFORMANT if proof.is_proven else EXIT_FAILED)
@@ -254,14 +255,20 @@ app.command()(reports_cli.diff)
 
 
 def _print_proof(proof: Proof) -> None:
+    from mla_decode.cli.console import console  # noqa: PLC0415 - slow to import
+
     where = proof.target.device.arch
     table = Table(
         title=f"{proof.evidence or 'nothing ran'}: mutants of "
         f"{proof.target.backend} on {where}",
         title_justify="left",
+        box=None,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
-    for column in ("mutant", "outcome", "by"):
-        table.add_column(column, overflow="fold")
+    for column in ("mutant", "outcome"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("by", overflow="fold")
     for result in proof.results.values():
         word = "caught" if result.caught else "NOT CAUGHT"
         table.add_row(
@@ -269,13 +276,13 @@ def _print_proof(proof: Proof) -> None:
             word if result.not_applicable is None else "not applicable",
             result.not_applicable or ", ".join(result.by),
         )
-    console = Console()
-    console.print(table)
+    out = console()
+    out.print(table)
     for alarm in proof.alarms:
-        console.print(f"false alarm: {alarm}", markup=False)
+        out.print(f"false alarm: {alarm}", markup=False)
     if proof.problem is not None:
-        console.print(proof.problem, markup=False)
-    console.print("proven" if proof.is_proven else "NOT PROVEN")
+        out.print(proof.problem, markup=False)
+    out.print("proven" if proof.is_proven else "NOT PROVEN")
 
 
 def _exit_code(pytest_code: int, finished: Run | None) -> int:

@@ -14,6 +14,7 @@ import jsonschema  # type: ignore[import-untyped] # it ships no types
 from mla_decode_contract.catalogue import BY_ID
 from mla_decode_contract.junit import junit_xml
 from mla_decode_contract.outcome import Outcome
+from mla_decode_contract.target import UsageProblem
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,6 +102,21 @@ def case_entry(result: CaseResult, contract: str) -> dict[str, Any]:
     }
 
 
+def make_directory(directory: Path) -> None:
+    """Make the directory of the reports, before there is anything to lose.
+
+    Raises:
+        UsageProblem: It cannot be made.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageProblem(
+            f"{directory} cannot be made (got: {error.strerror}; allowed: a directory "
+            "that can be written to). Choose another --report."
+        ) from error
+
+
 def write_reports(document: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Write report.json and junit.xml.
 
@@ -113,7 +129,7 @@ def write_reports(document: dict[str, Any], directory: Path) -> dict[str, Any]:
     """
     report = json.loads(json.dumps(document))
     validate(report)
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     text = json.dumps(report, indent=2) + "\n"
     (directory / "report.json").write_text(text, encoding="utf-8")
     (directory / "junit.xml").write_bytes(junit_xml(report))

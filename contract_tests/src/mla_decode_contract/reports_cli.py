@@ -33,12 +33,17 @@ def merge(
     """
     from mla_decode_contract import merging  # noqa: PLC0415 - needs core
     from mla_decode_contract.reading import read_report  # noqa: PLC0415 - needs core
-    from mla_decode_contract.report import write_reports  # noqa: PLC0415 - as above
+    from mla_decode_contract.report import (  # noqa: PLC0415 - as above
+        make_directory,
+        write_reports,
+    )
     from mla_decode_contract.summary import plain_lines  # noqa: PLC0415 - as above
     from mla_decode_contract.target import UsageProblem  # noqa: PLC0415 - as above
 
     try:
         whole = merging.merge([read_report(path) for path in reports])
+        if report is not None:
+            make_directory(report)
     except UsageProblem as problem:
         _leave(problem)
     if report is not None:

@@ -20,6 +20,7 @@ from mla_decode_contract.outcome import (
     Outcome,
 )
 from mla_decode_contract.pool import DEFAULT_TIMEOUT_S, Pool, default_workers
+from mla_decode_contract.report import make_directory
 from mla_decode_contract.target import (
     Target,
     UsageProblem,
@@ -101,6 +102,8 @@ class Run:
             raise UsageProblem("--case and --shard exclude each other")
         if settings.mutant is not None:
             _require_mutant(settings.mutant)
+        if settings.report is not None:
+            make_directory(settings.report)
         pool = Pool(
             target=target,
             workers=settings.workers or default_workers(target),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mla_decode.capability import Capability
 from mla_decode.device import DeviceInfo, detect_device
 from mla_decode.discovery import Candidate, discover
 from mla_decode.errors import ArgumentError
@@ -68,6 +69,11 @@ def load_backend(name: str) -> Backend:
             backend: Backend = getattr(import_module(module), attribute)
         except (ImportError, AttributeError) as error:
             raise UsageProblem(f"cannot load backend {name!r}: {error}") from error
+        if not isinstance(getattr(backend, "capability", None), Capability):
+            raise UsageProblem(
+                f"{name!r} is no backend: it has no capability "
+                f"(got: a {type(backend).__name__}; name the backend object)"
+            )
         return backend
     candidates = discover()
     candidate = candidates.get(name)

@@ -18,7 +18,7 @@ from mla_decode.refusal import Refusal, RefusalCode
 from mla_decode.workspace import Workspace, over_budget, workspace_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from mla_decode.backend import Backend
     from mla_decode.device import DeviceInfo
@@ -289,15 +289,19 @@ def _outdated(
     return None
 
 
+def auto_names(device: DeviceInfo, known: Collection[str]) -> tuple[str, ...]:
+    """Who is asked for a device, in this order, where no backend is named."""
+    order = AUTO_ORDER.get(device.arch) or AUTO_ORDER[device.vendor]
+    in_tree = {name for names in AUTO_ORDER.values() for name in names}
+    thirds = sorted(set(known) - in_tree)
+    return tuple(name for name in (*order, *thirds) if name in known)
+
+
 def _order(
     device: DeviceInfo, backend: str | None, known: Mapping[str, Candidate]
 ) -> tuple[str, ...]:
     if backend is None or backend == "auto":
-        order = AUTO_ORDER.get(device.arch) or AUTO_ORDER[device.vendor]
-        others = sorted(set(known) - set(AUTO_ORDER["cpu"]) - set(order))
-        in_tree = {name for names in AUTO_ORDER.values() for name in names}
-        thirds = (name for name in others if name not in in_tree)
-        return tuple(name for name in (*order, *thirds) if name in known)
+        return auto_names(device, known)
     if not isinstance(backend, str) or backend not in known:
         raise ArgumentError(
             "No backend has this name.",

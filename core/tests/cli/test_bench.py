@@ -179,6 +179,23 @@ def test_a_picture_is_drawn(capsys, monkeypatch, tmp_path):
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("absent/figure.png", "directory that exists"),
+        (".", "cannot be written there"),
+        ("figure.xyz", "no format"),
+    ],
+)
+def test_a_picture_that_could_not_be_written_is_said_before_anything_is_timed(
+    capsys, monkeypatch, tmp_path, name, words
+):
+    pytest.importorskip("matplotlib")
+    code, out, err = run(capsys, monkeypatch, *TINY, "--plot", str(tmp_path / name))
+    assert (code, out) == (4, "")
+    assert words in err
+
+
 def test_a_missing_matplotlib_is_said_before_anything_is_timed(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

@@ -516,6 +516,18 @@ def test_a_gpu_that_is_absent_is_no_error_where_its_arch_was_named(capsys, monke
     assert [level for _, level, _ in findings] == ["ok", "warn", "error"]
 
 
+def test_the_reference_serves_a_gpu_by_its_name_alone(capsys, monkeypatch):
+    reference = [Candidate(name="reference", backend=ReferenceBackend())]
+    assert answers(capsys, monkeypatch, reference)[0] == ["reference"]
+    gfx = DeviceInfo.assume("gfx942")
+    serving, findings = answers(capsys, monkeypatch, reference, device=gfx)
+    assert serving == []
+    assert findings[-1][1:] == (
+        "ok",
+        "loads and serves gfx942: reference; only where it is asked for by name",
+    )
+
+
 def test_a_backend_that_raises_is_its_own_finding(capsys, monkeypatch):
     broken = Candidate(name="broken", backend=Broken())
     serving, findings = answers(capsys, monkeypatch, [broken])

@@ -96,6 +96,12 @@ def test_the_picture_is_written_where_asked(cli, tmp_path):
     assert picture.read_text(encoding="utf-8").startswith("<svg")
 
 
+def test_a_picture_that_could_not_be_written_is_said_first(cli, tmp_path):
+    result, _ = cli("--plot", str(tmp_path / "absent" / "demo.svg"))
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert "cannot be written there" in result.stderr
+
+
 def test_errors_leave_through_the_shared_exit_codes(cli, monkeypatch):
     monkeypatch.setattr(run_module, "run_demo", run_demo)
     result, _ = cli("--tokens", "400")

@@ -56,6 +56,7 @@ def demo(
     from rich.console import Console  # noqa: PLC0415 - as above
     from rich.progress import Progress  # noqa: PLC0415 - as above
 
+    from mla_decode.cli.picture import require_place  # noqa: PLC0415 - as above
     from mla_decode.demo.render import (  # noqa: PLC0415 - as above
         render,
         save_picture,
@@ -78,6 +79,8 @@ def demo(
     )
     aside = Console(stderr=True)
     try:
+        if plot is not None:
+            require_place(plot)
         with Progress(
             console=aside, transient=True, disable=not aside.is_terminal
         ) as p:

@@ -11,7 +11,7 @@ from mla_decode.discovery import ENTRY_POINT_GROUP, discover
 from mla_decode.errors import OutdatedLibraryError
 from mla_decode.problem import DecodeProblem
 from mla_decode.refusal import RefusalCode
-from mla_decode.selection import AUTO_ORDER, ask
+from mla_decode.selection import AUTO_ORDER, ask, auto_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -40,18 +40,30 @@ def answer(
     known = discover()
     order = AUTO_ORDER.get(device.arch) or AUTO_ORDER[device.vendor]
     names = [*order, *sorted(set(known) - set(order))]
+    asked = auto_names(device, known)
     for name in names:
         if name in known and name not in skipped:
             say(name=name, findings=[])
             wanted = name in order
-            found = _about(known[name], device, wanted=wanted, elsewhere=elsewhere)
+            found = _about(
+                known[name],
+                device,
+                wanted=wanted,
+                by_name=name not in asked,
+                elsewhere=elsewhere,
+            )
             for finding in found:
                 say(name=name, findings=[finding.as_dict()])
     say(name="", findings=[])
 
 
 def _about(
-    candidate: Candidate, device: DeviceInfo, *, wanted: bool, elsewhere: bool
+    candidate: Candidate,
+    device: DeviceInfo,
+    *,
+    wanted: bool,
+    by_name: bool,
+    elsewhere: bool,
 ) -> Iterator[Finding]:
     backend = candidate.backend
     if backend is None:
@@ -77,9 +89,13 @@ def _about(
     if all(reason.code in forgiven for reason in reasons):
         yield from _libraries(backend, device)
         word = backend.evidence(device)
-        say(serving=candidate.name)
         verb = "would serve" if reasons else "serves"
-        yield Finding(level=Level.OK, what=f"loads and {verb} {device.arch}: {word}")
+        what = f"loads and {verb} {device.arch}: {word}"
+        if by_name:  # auto does not ask it: whoever names no backend is not served
+            what = f"{what}; only where it is asked for by name"
+        else:
+            say(serving=candidate.name)
+        yield Finding(level=Level.OK, what=what)
 
 
 def _refused(reason: Refusal, *, is_wrong: bool) -> Finding:

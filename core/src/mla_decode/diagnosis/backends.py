@@ -88,7 +88,7 @@ def _verdict(device: DeviceInfo, serving: list[str]) -> Section:
     else:
         finding = Finding(
             level=Level.ERROR,
-            what=f"no backend serves {device.arch}",
+            what=f"no backend serves {device.arch} unless it is named",
             fix="repair one of the backends above, or install an adapter",
         )
     return Section(about="served by", findings=(finding,))

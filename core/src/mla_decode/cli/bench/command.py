@@ -16,11 +16,12 @@ from mla_decode.cli.bench.plan import (
     grid_points,
     trace_points,
 )
-from mla_decode.cli.bench.plot import draw, load_figure
+from mla_decode.cli.bench.plot import draw, formats, load_figure
 from mla_decode.cli.bench.points import Layout
 from mla_decode.cli.bench.table import print_table, progress
 from mla_decode.cli.bench.trace import Columns, read_trace, replay
 from mla_decode.cli.explain import QueryDtype
+from mla_decode.cli.picture import require_place
 from mla_decode.device import detect_device
 from mla_decode.discovery import discover
 from mla_decode.errors import ArgumentError, ContractError
@@ -89,7 +90,10 @@ def bench(
     --batch at a time. Exit codes: 0 timed, 1 everything was refused, 4 usage.
     """
     try:
-        figure_cls = None if plot is None else load_figure()
+        figure_cls = None
+        if plot is not None:
+            figure_cls = load_figure()
+            require_place(plot, formats())
         found = detect_device(device)
         candidates = discover()
         names = backends_of(found, candidates, backend or [])

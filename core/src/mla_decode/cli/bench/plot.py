@@ -34,6 +34,12 @@ def load_figure() -> Any:
         ) from error
 
 
+def formats() -> frozenset[str]:
+    """What a picture's name may end in; `load_figure` has found matplotlib."""
+    canvas = import_module("matplotlib.backend_bases").FigureCanvasBase
+    return frozenset(canvas.get_supported_filetypes())
+
+
 def draw(
     figure_cls: Any, rows: Sequence[Row], path: Path, *, title: str, bandwidth: float
 ) -> None:
