@@ -219,7 +219,7 @@ def _still_triton(builder: Any) -> None:
 
 def _still_hopper(builder: Any) -> None:
     """Every launch goes straight to a driver that does nothing, as on the card."""
-    from mla_decode_triton.hopper import direct, launch  # noqa: PLC0415 - loads Triton
+    from mla_decode_triton.hopper import direct, variants  # noqa: PLC0415 - loads Triton
     from mla_decode_triton.hopper.compat import DriverRun  # noqa: PLC0415 - as above
 
     def encode(_index: int, box: Any) -> tuple[Any, ...]:
@@ -230,9 +230,9 @@ def _still_hopper(builder: Any) -> None:
 
     vars(direct)["driver_run"] = driver_run
     for name in ("plan", "swap", "asym", "merge", "merge_rows"):
-        kernel = getattr(launch, f"{name}_kernel")
+        kernel = getattr(variants, f"{name}_kernel")
         if not isinstance(kernel, _StillKernel):
-            setattr(launch, f"{name}_kernel", _StillKernel(kernel))
+            setattr(variants, f"{name}_kernel", _StillKernel(kernel))
     builder.has_only_gpu = True
 
 
