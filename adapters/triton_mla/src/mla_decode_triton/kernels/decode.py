@@ -15,7 +15,14 @@ from triton.language.standard import (
 )
 
 # Relative: the interpreted kernels are a package of their own, which calls its own.
-from .operands import as_operand, row_exponents, split_columns, unpair
+from .operands import (
+    as_operand,
+    multiply,
+    multiply_add,
+    row_exponents,
+    split_columns,
+    unpair,
+)
 
 _LOWEST = tl.constexpr(-3.0e38)
 """Floor of the running maximum: finite, so that an empty row meets no inf - inf."""
@@ -246,30 +253,32 @@ def decode_kernel(
             latent, latent_odd = unpair(latent, UPCAST)
             rope, rope_odd = unpair(rope, UPCAST)
             # Scaled one by one: sums of products would become one chain of them.
-            scores = tl.dot(q_rope_odd, rope_odd.T, tl.dot(q_rope, rope.T)) * scale_log2
-            scores += tl.dot(q_latent, latent.T) * scale_log2
-            scores += tl.dot(q_latent_odd, latent_odd.T) * scale_log2
+            scores = multiply(q_rope, rope.T, UPCAST)
+            scores = multiply_add(q_rope_odd, rope_odd.T, scores, UPCAST) * scale_log2
+            scores += multiply(q_latent, latent.T, UPCAST) * scale_log2
+            scores += multiply(q_latent_odd, latent_odd.T, UPCAST) * scale_log2
             peak, total, decay, weights32 = _weigh(scores, seen, peak, total)
             weights = as_operand(weights32, OPERAND, False, UPCAST)
-            acc_odd = tl.dot(weights, latent_odd, acc_odd * decay[:, None])
-            acc = tl.dot(weights, latent, acc * decay[:, None])
+            acc_odd = acc_odd * decay[:, None]
+            acc_odd = multiply_add(weights, latent_odd, acc_odd, UPCAST)
+            acc = multiply_add(weights, latent, acc * decay[:, None], UPCAST)
         else:
             latent = as_operand(latent, OPERAND, WIDEN_IN_PTX, UPCAST)
             rope = as_operand(rope, OPERAND, WIDEN_IN_PTX, UPCAST)
-            scores = tl.dot(q_rope, rope.T) * scale_log2
+            scores = multiply(q_rope, rope.T, UPCAST) * scale_log2
             if DETACHED:
                 # Always true. Triton gives every warp group all the tokens of a product
                 # that feeds another; the region hides that this one does, and halves it.
                 if tile < last:
-                    scores += tl.dot(q_latent, latent.T) * scale_log2
+                    scores += multiply(q_latent, latent.T, UPCAST) * scale_log2
                     peak, total, decay, weights32 = _weigh(scores, seen, peak, total)
                     weights = as_operand(weights32, OPERAND, False, UPCAST)
             else:
-                scores += tl.dot(q_latent, latent.T) * scale_log2
+                scores += multiply(q_latent, latent.T, UPCAST) * scale_log2
                 peak, total, decay, weights32 = _weigh(scores, seen, peak, total)
                 weights = as_operand(weights32, OPERAND, False, UPCAST)
             acc = acc * decay[:, None]
-            acc = tl.dot(weights, latent, acc)
+            acc = multiply_add(weights, latent, acc, UPCAST)
 
     if PAIRED:
         acc = tl.reshape(tl.join(acc, acc_odd), [BLOCK_ROWS, _LATENT])

@@ -123,3 +123,27 @@ def as_operand(
     else:
         x = x.to(DTYPE)
     return x
+
+
+@triton.jit
+def multiply(a, b, UPCAST: tl.constexpr):
+    """A product in float32.
+
+    Interpreted it is added up in float64: a matrix product of float32 on a CPU may round
+    a row by where it stands among the others, which no GPU's does.
+    """
+    if UPCAST:
+        product = tl.dot(a.to(tl.float64), b.to(tl.float64)).to(tl.float32)
+    else:
+        product = tl.dot(a, b)
+    return product
+
+
+@triton.jit
+def multiply_add(a, b, acc, UPCAST: tl.constexpr):
+    """`multiply` and add to a float32 accumulator."""
+    if UPCAST:
+        acc += tl.dot(a.to(tl.float64), b.to(tl.float64)).to(tl.float32)
+    else:
+        acc = tl.dot(a, b, acc)
+    return acc
