@@ -21,6 +21,9 @@ from mla_decode.refusal import Refusal, RefusalCode
 from mla_decode.selection import Survey, survey
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mla_decode.errors import OutdatedLibraryError
     from mla_decode.selection import Selection
 
 
@@ -129,16 +132,19 @@ def reasons(found: Survey) -> dict[str, tuple[Refusal, ...]]:
     if error is not None and refused:
         last = next(reversed(refused))
         if all(r.code is not RefusalCode.VERSION for r in refused[last]):
-            refused[last] += (
-                Refusal(
-                    code=RefusalCode.VERSION,
-                    message=error.message,
-                    got=error.got,
-                    allowed=error.allowed,
-                    fix=error.fix,
-                ),
-            )
+            refused[last] += (outdated_refusal(error),)
     return refused
+
+
+def outdated_refusal(error: OutdatedLibraryError) -> Refusal:
+    """An outdated library as a reason beside others."""
+    return Refusal(
+        code=RefusalCode.VERSION,
+        message=error.message,
+        got=error.got,
+        allowed=error.allowed,
+        fix=error.fix,
+    )
 
 
 def notes(chosen: Selection, device: DeviceInfo) -> list[str]:
@@ -180,6 +186,14 @@ def as_dict(
     }
 
 
+def add_refusals(branch: Tree, group: Iterable[Refusal]) -> None:
+    """Hang a backend's reasons into a tree, each with its values and its fix."""
+    for reason in group:
+        leaf = branch.add(f"[yellow]{reason.code}[/]: {escape(reason.message)}")
+        leaf.add(f"got {escape(reason.got)}; allowed: {escape(reason.allowed)}")
+        leaf.add(f"[cyan]fix[/]: {escape(reason.fix)}")
+
+
 def _print_tree(
     problem: DecodeProblem,
     device: DeviceInfo,
@@ -191,10 +205,7 @@ def _print_tree(
     tree = Tree(f"[bold]{problem.summary}[/], on [bold]{device.arch}[/]{assumed}")
     for name, group in reasons(found).items():
         branch = tree.add(f"[red]refused[/] [bold]{escape(name)}[/]")
-        for reason in group:
-            leaf = branch.add(f"[yellow]{reason.code}[/]: {escape(reason.message)}")
-            leaf.add(f"got {escape(reason.got)}; allowed: {escape(reason.allowed)}")
-            leaf.add(f"[cyan]fix[/]: {escape(reason.fix)}")
+        add_refusals(branch, group)
     if found.selection is not None:
         _add_selection(tree, device, found.selection, "[green]chosen[/]")
     else:
