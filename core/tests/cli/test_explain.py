@@ -1,5 +1,6 @@
 """`mla-decode explain` and `coverage`, run as a user runs them."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -331,6 +332,62 @@ def test_adapters_add_options_that_reach_the_device(capsys, monkeypatch):
     )  # fmt: skip
     assert code == 0
     assert json.loads(out)["device"]["libraries"] == {"amd-aiter": "0.1.20"}
+
+
+class Optional(ReferenceBackend):
+    """A backend with a release to assume, which auto does not reach."""
+
+    name = "optional"
+
+    def __init__(self, default=None):
+        self.cli_options = (dataclasses.replace(named("amd-aiter"), default=default),)
+
+
+@pytest.fixture
+def optional(monkeypatch, candidates):
+    """Install the reference and a backend whose option has this default."""
+    from mla_decode.cli import adapter_options
+
+    def use(default=None):
+        both = (ReferenceBackend(), Optional(default))
+        candidates(*both)
+        found = {b.name: Candidate(name=b.name, backend=b) for b in both}
+        monkeypatch.setattr(adapter_options, "discover", lambda: found)
+
+    return use
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "warns"),
+    [
+        ("explain", ["--aiter-release", "1999.1"], True),
+        ("explain", ["--aiter-release", "1999.1", "--backend", "optional"], False),
+        ("explain", [], False),
+        ("coverage", ["--aiter-release", "1999.1"], True),
+        ("coverage", ["--aiter-release", "1999.1", "--backend", "optional"], False),
+    ],
+)
+def test_a_release_that_nobody_asks_for_is_said_on_stderr(
+    capsys, monkeypatch, optional, command, options, warns
+):
+    optional()
+    code, out, err = run(capsys, monkeypatch, command, "--arch", "cpu", *options)
+    assert code == 0
+    assert "warning" not in out
+    assert ("--aiter-release 1999.1 changes nothing: optional was not" in err) == warns
+    assert bool(err) == warns
+
+
+def test_a_default_release_is_assumed_shown_and_no_reason_to_warn(
+    capsys, monkeypatch, optional
+):
+    optional("0.1.16")
+    asked = ("explain", "--arch", "cpu", "--json")
+    _, out, err = run(capsys, monkeypatch, *asked)
+    assert json.loads(out)["device"]["libraries"] == {"amd-aiter": "0.1.16"}
+    assert err == ""
+    _, out, _ = run(capsys, monkeypatch, "explain", "--help")
+    assert "0.1.16" in out
 
 
 def test_version_prints_the_contract(capsys, monkeypatch):

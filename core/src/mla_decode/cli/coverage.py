@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable  # noqa: TC003 - typer reads the annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
+from mla_decode.cli.adapter_options import (
+    AssumedLibraries,  # noqa: TC001 - typer reads the annotations
+)
 from mla_decode.cli.console import console
 from mla_decode.device import DeviceInfo, detect_device
 from mla_decode.discovery import discover
@@ -58,7 +60,7 @@ class Cell:
 
 def coverage(
     *,
-    describe: Callable[[DeviceInfo], DeviceInfo],
+    describe: AssumedLibraries,
     arch: Annotated[
         str | None, typer.Option(help="gfx942, gfx950, sm_90... Default: this one.")
     ] = None,
@@ -90,6 +92,7 @@ def coverage(
     except ContractError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(4) from error
+    describe.warn_unasked({name})
     summary = Counter(cell.outcome for cell in found)
     if as_json:
         answer = {

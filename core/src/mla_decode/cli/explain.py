@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.tree import Tree
 
+from mla_decode.cli.adapter_options import (
+    AssumedLibraries,  # noqa: TC001 - typer reads the annotations
+)
 from mla_decode.cli.console import console
 from mla_decode.device import DeviceInfo, detect_device
 from mla_decode.errors import ContractError
@@ -41,7 +43,7 @@ class QueryDtype(str, enum.Enum):
 
 def explain(
     *,
-    describe: Callable[[DeviceInfo], DeviceInfo],
+    describe: AssumedLibraries,
     arch: Annotated[
         str | None,
         typer.Option(help="gfx942, gfx950, sm_90, cpu... Default: this machine's."),
@@ -117,6 +119,7 @@ def explain(
     except ContractError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(4) from error
+    describe.warn_unasked(found.asked)
     if as_json:
         typer.echo(json.dumps(as_dict(problem, device, found), indent=2))
     else:
