@@ -26,10 +26,13 @@ from mla_decode.reference import ReferenceBackend
 GRID = 9 * 15 * 3
 
 
-def run(capsys, monkeypatch, *arguments):
+def run(capsys, monkeypatch, *arguments, columns="80"):
     """Run the command line in this process; returns (exit code, stdout, stderr)."""
     monkeypatch.setattr(sys, "argv", ["mla-decode", *arguments])
-    monkeypatch.setenv("COLUMNS", "80")
+    if columns is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", columns)
     with pytest.raises(SystemExit) as stopped:
         cli_app.main()
     printed = capsys.readouterr()
@@ -290,6 +293,20 @@ def test_coverage_tables_mark_each_cell_by_its_rewrite_and_walks(
     assert code == 0
     assert "f1" in out
     assert f"of {GRID}" in out
+
+
+def test_coverage_is_whole_at_60_columns_and_its_titles_in_a_pipe(capsys, monkeypatch):
+    asked = ("coverage", "--arch", "cpu", "--backend", "reference")
+    _, out, _ = run(capsys, monkeypatch, *asked, columns="60")
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 60
+    heads = " ".join(f"H{n}" for n in (8, 12, 16, 24, 32, 48, 64, 96, 128))
+    assert lines.count(f" Q {heads}") == 3
+    assert [line.split()[0] for line in lines if line.endswith(" n1")] == 3 * [
+        str(n) for n in range(2, 17)
+    ]
+    _, out, _ = run(capsys, monkeypatch, *asked, columns=None)
+    assert "query, bf16 cache; KV walks a call\n" in out
 
 
 @pytest.mark.parametrize("lowering", ["refuse", "exact"])
