@@ -127,6 +127,14 @@ def test_json_carries_every_figure(capsys, monkeypatch):
     assert row["speed_up_over_flatten"] == pytest.approx(row["flatten_us"] / row["us"])
 
 
+def test_fp32_is_timed_by_the_reference(capsys, monkeypatch):
+    words = ("--dtype", "fp32", "--kv-dtype", "fp32", "--query-len", "1", "--json")
+    code, out, _ = run(capsys, monkeypatch, *TINY, *words)
+    (row,) = json.loads(out)["rows"]
+    assert (code, row["dtype"], row["kv_dtype"]) == (0, "fp32", "fp32")
+    assert row["kv_gb_s"] == pytest.approx(32 * 576 * 4 / row["us"] / 1e3)
+
+
 @pytest.mark.parametrize("drafts", [(), ("--non-causal",)], ids=["verify", "draft"])
 def test_a_trace_is_replayed(capsys, monkeypatch, tmp_path, drafts):
     path = tmp_path / "trace.csv"

@@ -407,6 +407,35 @@ def test_a_default_release_is_assumed_shown_and_no_reason_to_warn(
     assert "0.1.16" in out
 
 
+@pytest.mark.parametrize(
+    ("command", "whole"),
+    [
+        ((), "Say who would decode a problem, who refused and why."),
+        (("explain",), "--max-model-len <int range>"),
+        (
+            ("bench",),
+            "time over one row a token, divided by the block's. With --trace,",
+        ),
+    ],
+)
+def test_help_is_whole_at_60_columns(capsys, monkeypatch, command, whole):
+    code, out, _ = run(capsys, monkeypatch, *command, "--help", columns="60")
+    assert code == 0
+    assert whole in " ".join(out.split())
+    assert "\N{HORIZONTAL ELLIPSIS}" not in out
+    assert max(map(len, out.splitlines())) <= 60
+
+
+def test_fp32_is_the_references_from_the_query_to_the_output(capsys, monkeypatch):
+    words = ("--dtype", "fp32", "--kv-dtype", "fp32", "--json")
+    code, out, _ = run(capsys, monkeypatch, "explain", "--arch", "cpu", *words)
+    problem = json.loads(out)["problem"]
+    assert code == 0
+    assert json.loads(out)["selected"]["backend"] == "reference"
+    found = [problem[name] for name in ("q_dtype", "kv_dtype", "out_dtype")]
+    assert found == ["fp32"] * 3
+
+
 def test_version_prints_the_contract(capsys, monkeypatch):
     code, out, _ = run(capsys, monkeypatch, "--version")
     assert code == 0

@@ -38,6 +38,8 @@ class QueryDtype(str, enum.Enum):
 
     BF16 = "bf16"
     FP16 = "fp16"
+    FP32 = "fp32"
+    """By the reference alone."""
     FP8 = "fp8"
 
 
@@ -62,7 +64,9 @@ def explain(
         bool,
         typer.Option("--non-causal", help="A draft block: tokens see their siblings."),
     ] = False,
-    dtype: Annotated[QueryDtype, typer.Option(help="The query's.")] = QueryDtype.BF16,
+    dtype: Annotated[
+        QueryDtype, typer.Option(help="The query's; the reference alone has fp32.")
+    ] = QueryDtype.BF16,
     kv_dtype: Annotated[
         QueryDtype, typer.Option(help="The cache's, of this layer group.")
     ] = QueryDtype.BF16,
@@ -96,7 +100,7 @@ def explain(
 
     Exit codes: 0 somebody accepts, 1 nobody does, 4 usage.
     """
-    out_dtype = "fp16" if dtype is QueryDtype.FP16 else "bf16"
+    out_dtype = "bf16" if dtype is QueryDtype.FP8 else dtype.value
     if query_len is None:  # one token sees no siblings: that is no draft block
         query_len = min(DRAFT_BLOCK, max_model_len) if non_causal else 1
     try:
