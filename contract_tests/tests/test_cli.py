@@ -1,6 +1,7 @@
 """The command line: exit statuses that CI can trust."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -14,6 +15,32 @@ def _main(monkeypatch, *arguments):
     with pytest.raises(SystemExit) as left:
         cli.main()
     return left.value.code
+
+
+def test_version_prints_the_kits_and_the_contracts(capsys, monkeypatch):
+    assert _main(monkeypatch, "--version") == 0
+    assert re.fullmatch(
+        r"mla-decode-contract \d+\.\d+\S* \(contract 1\.0\)\n", capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "whole"),
+    [
+        ([], "every case: its clause, profile, features and purpose"),
+        (["run"], "--known-failures"),
+        (["prove"], "--assume-arch"),
+    ],
+)
+def test_help_is_whole_at_60_columns(capsys, monkeypatch, arguments, whole):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert _main(monkeypatch, *arguments, "--help") == 0
+    out = capsys.readouterr().out
+    assert whole in " ".join(out.split())
+    assert "..." not in out.replace("REPORT...", "").replace("]]...", "").replace(
+        "[ARGS]...", ""
+    )
+    assert max(map(len, out.splitlines())) <= 60
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,14 @@ def test_an_architecture_without_a_row_is_one_refusal():
         "gfx942",
         "gfx950",
     )
+    assert "has gfx942 among its architectures" in reason.fix
+
+
+def test_on_a_cpu_the_advice_is_the_reference_or_an_assumed_architecture():
+    problem = DecodeProblem(num_q_heads=16)
+    (reason,) = CAPABILITY.refusals(problem, DeviceInfo.assume("cpu"))
+    assert reason.fix.startswith("use reference, or assume")
+    assert "triton_mla" not in reason.fix
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,10 @@ auto = chosen_backend("auto")
 CARD = DeviceInfo(vendor="cuda", arch="sm_90")
 SM_90 = DeviceInfo.assume("sm_90")
 GFX942 = DeviceInfo.assume("gfx942")
+CARD_EVIDENCE = (
+    "interpreted; the Hopper kernel, where a card takes it: "
+    "contract kit on an H200, 2026-11-30"
+)
 
 
 def problem_of(**fields):
@@ -96,18 +100,39 @@ def test_what_it_refuses_the_portable_kernel_serves_and_explain_says_why(
 
 
 @pytest.mark.parametrize(
-    ("version", "got"), [("3.5.1", "triton 3.5.1"), (None, "no triton")]
+    ("device", "version", "got"),
+    [
+        (CARD, "3.5.1", "triton 3.5.1"),
+        (CARD, None, "no triton"),
+        (SM_90, "3.5.1", "triton 3.5.1"),
+    ],
+    ids=["card", "card without", "assumed"],
 )
-def test_an_older_triton_has_the_portable_kernel_alone(triton, version, got):
+def test_an_older_triton_has_the_portable_kernel_alone(triton, device, version, got):
     triton(version)
     problem = problem_of()
-    for device in (CARD, SM_90):
-        assert choose(problem, device).backend is PORTABLE
-        assert (
-            f"[dependency] the Hopper kernel needs Triton's Gluon (got {got};"
-            in (auto.notes(problem, device)[0])
-        )
-    assert auto.evidence(CARD) == "hardware"
+    assert choose(problem, device).backend is PORTABLE
+    assert (
+        f"[dependency] the Hopper kernel needs Triton's Gluon (got {got};"
+        in (auto.notes(problem, device)[0])
+    )
+    assert auto.evidence(device) == PORTABLE.evidence(device)
+
+
+def test_a_machine_without_triton_says_nothing_against_an_assumed_card(triton):
+    triton(None)
+    problem = problem_of()
+    assert choose(problem, SM_90).backend is PORTABLE
+    assert choose(problem, SM_90).passed_over == ()
+    (note,) = auto.notes(problem, SM_90)
+    assert note == (
+        "kernel: the portable one (decode_kernel + merge_kernel), interpreted; a card "
+        "with triton 3.6 or newer would take the Hopper one (swap_kernel + merge_kernel)"
+    )
+    assert auto.evidence(SM_90) == CARD_EVIDENCE
+    (note,) = auto.notes(problem_of(page_size=1), SM_90)
+    assert "the Hopper one is passed over: [page_size] " in note
+    assert "triton" not in note
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "sm_100", "sm_80"])
@@ -148,7 +173,7 @@ def test_elsewhere_nothing_of_the_hopper_kernel_is_imported_or_asked():
 def test_an_assumed_card_is_interpreted_and_told_what_a_real_one_takes():
     problem = problem_of(num_q_heads=128)
     assert choose(problem, SM_90).backend is PORTABLE
-    assert auto.evidence(SM_90) == "interpreted"
+    assert auto.evidence(SM_90) == CARD_EVIDENCE
     (note,) = auto.notes(problem, SM_90)
     assert note == (
         "kernel: the portable one (decode_kernel + merge_kernel), interpreted; "

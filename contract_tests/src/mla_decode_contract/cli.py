@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -35,11 +36,40 @@ app = typer.Typer(
     help="Prove an mla-decode adapter on your own hardware, or without it.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # its tables cut the names of options in a narrow terminal
     pretty_exceptions_enable=False,
 )
 app.command(name="report")(make_page)
 app.command()(new)
 _CLICK_USAGE = 2
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from mla_decode.version import (  # noqa: PLC0415 - slow to import
+            CONTRACT_VERSION,
+        )
+
+        kit = version("mla-decode-contract")
+        typer.echo(f"mla-decode-contract {kit} (contract {CONTRACT_VERSION})")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the versions of the kit and of the contract.",
+        ),
+    ] = False,
+) -> None:
+    """Hold the options that stand before every command."""
+    del show_version
 
 
 class _Catcher:
@@ -298,6 +328,11 @@ def _exit_code(pytest_code: int, finished: Run | None) -> int:
     if is_judged or verdict.exit_code:
         return verdict.exit_code
     return EXIT_INCOMPLETE
+
+
+# A listing cuts summaries of its own making; these it wraps.
+for _command in app.registered_commands:
+    _command.short_help = str(_command.callback.__doc__).partition("\n\n")[0]
 
 
 def main() -> None:

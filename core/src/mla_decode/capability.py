@@ -117,7 +117,7 @@ class Capability:
                     "No kernels for this architecture",
                     device.arch,
                     " ".join(self.archs),
-                    "use a backend of this device's vendor, or the portable triton_mla",
+                    self._arch_fix(device),
                 )
             ]
         return [
@@ -126,6 +126,15 @@ class Capability:
             *_block_refusals(row, problem),
             *_feature_refusals(row, problem),
         ]
+
+    def _arch_fix(self, device: DeviceInfo) -> str:
+        """What to do on an architecture without a row: no advice that may be refused."""
+        if device.vendor == "cpu":
+            return "use reference, or assume one of these (explain --arch NAME)"
+        return (
+            f"use a backend that has {device.arch} among its architectures: triton_mla "
+            "and reference have the most"
+        )
 
 
 def describe(numbers: Iterable[object]) -> str:

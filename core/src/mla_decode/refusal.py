@@ -30,7 +30,10 @@ class RefusalCode(str, enum.Enum):
             "the backend has no kernels for this architecture, in any release that "
             "is known"
         ),
-        "use the vendor's own backend, or the portable `triton_mla`",
+        (
+            "use the vendor's own backend, or the portable `triton_mla` if it has the "
+            "architecture; on a CPU `reference`"
+        ),
     )
     DTYPE = (
         "dtype",

@@ -65,6 +65,12 @@ class Survey:
     outdated: OutdatedLibraryError | None = None
     """Set where auto stopped at a library that is too old: it never slides past."""
 
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Who was asked, in that order: after the first who accepts nobody is."""
+        chosen = self.selection
+        return (*self.refused, *(() if chosen is None else (chosen.backend.name,)))
+
 
 def select(
     problem: DecodeProblem,

@@ -127,6 +127,14 @@ def test_json_carries_every_figure(capsys, monkeypatch):
     assert row["speed_up_over_flatten"] == pytest.approx(row["flatten_us"] / row["us"])
 
 
+def test_fp32_is_timed_by_the_reference(capsys, monkeypatch):
+    words = ("--dtype", "fp32", "--kv-dtype", "fp32", "--query-len", "1", "--json")
+    code, out, _ = run(capsys, monkeypatch, *TINY, *words)
+    (row,) = json.loads(out)["rows"]
+    assert (code, row["dtype"], row["kv_dtype"]) == (0, "fp32", "fp32")
+    assert row["kv_gb_s"] == pytest.approx(32 * 576 * 4 / row["us"] / 1e3)
+
+
 @pytest.mark.parametrize("drafts", [(), ("--non-causal",)], ids=["verify", "draft"])
 def test_a_trace_is_replayed(capsys, monkeypatch, tmp_path, drafts):
     path = tmp_path / "trace.csv"
@@ -151,8 +159,27 @@ def test_where_everything_is_refused_the_exit_code_says_so(capsys, monkeypatch):
     code, out, _ = run(
         capsys, monkeypatch, *TINY[:2], *TINY[4:], "--batch", "3", "--backend", "blocks"
     )
+    words = " ".join(out.split())
     assert code == 1
-    assert "refused arch" in " ".join(out.split())
+    assert "refused arch" in words
+    assert words.count("refused blocks") == 1
+    assert "arch: No kernels for this architecture" in words
+    assert "got cpu; allowed: none" in words
+    assert "fix: use reference" in words
+
+
+def test_json_carries_every_reason_of_a_refusal(capsys, monkeypatch):
+    known = candidates(BlocksOnly())
+    monkeypatch.setattr(command_module, "discover", lambda: known)
+    code, out, _ = run(
+        *(capsys, monkeypatch, *TINY[:2], *TINY[4:], "--batch", "3"),
+        *("--query-len", "2", "--backend", "blocks", "--json"),
+    )
+    (row,) = json.loads(out)["rows"]
+    (reason,) = row["refusals"]
+    assert (code, row["refused"]) == (1, ["arch"])
+    assert set(reason) == {"code", "message", "got", "allowed", "fix"}
+    assert reason["got"] == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import io
 import sys
 
 import pytest
+from rich.table import Table
 from rich.text import Text
 
 from mla_decode.cli.console import console
@@ -15,7 +16,7 @@ LINE = "word " * 60
 def printed(monkeypatch):
     """Print a long line to a pipe or a terminal; give it back."""
 
-    def run(*, terminal, columns=None):
+    def run(*, terminal, columns=None, shown=None):
         stdout = io.StringIO()
         stdout.isatty = lambda: terminal
         monkeypatch.setattr(sys, "stdout", stdout)
@@ -23,7 +24,7 @@ def printed(monkeypatch):
             monkeypatch.delenv("COLUMNS", raising=False)
         else:
             monkeypatch.setenv("COLUMNS", str(columns))
-        console().print(Text(LINE))
+        console().print(Text(LINE) if shown is None else shown)
         return stdout.getvalue()
 
     return run
@@ -42,3 +43,16 @@ def test_columns_has_the_last_word(printed, terminal):
 
 def test_a_terminal_wraps_at_its_own_width(printed):
     assert len(printed(terminal=True).splitlines()) > 1
+
+
+def test_no_line_of_a_table_ends_in_blanks(printed):
+    table = Table(box=None, pad_edge=False)
+    table.add_row("a", "short", "")
+    table.add_row("b", "the longest of its column\n\nand another line", "c")
+    lines = printed(terminal=False, shown=table).splitlines()
+    assert lines[1:] == [
+        "a  short",
+        "b  the longest of its column  c",
+        "",
+        "   and another line",
+    ]

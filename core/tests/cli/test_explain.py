@@ -1,5 +1,6 @@
 """`mla-decode explain` and `coverage`, run as a user runs them."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -25,10 +26,13 @@ from mla_decode.reference import ReferenceBackend
 GRID = 9 * 15 * 3
 
 
-def run(capsys, monkeypatch, *arguments):
+def run(capsys, monkeypatch, *arguments, columns="80"):
     """Run the command line in this process; returns (exit code, stdout, stderr)."""
     monkeypatch.setattr(sys, "argv", ["mla-decode", *arguments])
-    monkeypatch.setenv("COLUMNS", "80")
+    if columns is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", columns)
     with pytest.raises(SystemExit) as stopped:
         cli_app.main()
     printed = capsys.readouterr()
@@ -291,6 +295,20 @@ def test_coverage_tables_mark_each_cell_by_its_rewrite_and_walks(
     assert f"of {GRID}" in out
 
 
+def test_coverage_is_whole_at_60_columns_and_its_titles_in_a_pipe(capsys, monkeypatch):
+    asked = ("coverage", "--arch", "cpu", "--backend", "reference")
+    _, out, _ = run(capsys, monkeypatch, *asked, columns="60")
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 60
+    heads = " ".join(f"H{n}" for n in (8, 12, 16, 24, 32, 48, 64, 96, 128))
+    assert lines.count(f" Q {heads}") == 3
+    assert [line.split()[0] for line in lines if line.endswith(" n1")] == 3 * [
+        str(n) for n in range(2, 17)
+    ]
+    _, out, _ = run(capsys, monkeypatch, *asked, columns=None)
+    assert "query, bf16 cache; KV walks a call\n" in out
+
+
 @pytest.mark.parametrize("lowering", ["refuse", "exact"])
 def test_the_tree_promises_no_lowering_where_there_is_none(
     capsys, monkeypatch, candidates, lowering
@@ -331,6 +349,91 @@ def test_adapters_add_options_that_reach_the_device(capsys, monkeypatch):
     )  # fmt: skip
     assert code == 0
     assert json.loads(out)["device"]["libraries"] == {"amd-aiter": "0.1.20"}
+
+
+class Optional(ReferenceBackend):
+    """A backend with a release to assume, which auto does not reach."""
+
+    name = "optional"
+
+    def __init__(self, default=None):
+        self.cli_options = (dataclasses.replace(named("amd-aiter"), default=default),)
+
+
+@pytest.fixture
+def optional(monkeypatch, candidates):
+    """Install the reference and a backend whose option has this default."""
+    from mla_decode.cli import adapter_options
+
+    def use(default=None):
+        both = (ReferenceBackend(), Optional(default))
+        candidates(*both)
+        found = {b.name: Candidate(name=b.name, backend=b) for b in both}
+        monkeypatch.setattr(adapter_options, "discover", lambda: found)
+
+    return use
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "warns"),
+    [
+        ("explain", ["--aiter-release", "1999.1"], True),
+        ("explain", ["--aiter-release", "1999.1", "--backend", "optional"], False),
+        ("explain", [], False),
+        ("coverage", ["--aiter-release", "1999.1"], True),
+        ("coverage", ["--aiter-release", "1999.1", "--backend", "optional"], False),
+    ],
+)
+def test_a_release_that_nobody_asks_for_is_said_on_stderr(
+    capsys, monkeypatch, optional, command, options, warns
+):
+    optional()
+    code, out, err = run(capsys, monkeypatch, command, "--arch", "cpu", *options)
+    assert code == 0
+    assert "warning" not in out
+    assert ("--aiter-release 1999.1 changes nothing: optional was not" in err) == warns
+    assert bool(err) == warns
+
+
+def test_a_default_release_is_assumed_shown_and_no_reason_to_warn(
+    capsys, monkeypatch, optional
+):
+    optional("0.1.16")
+    asked = ("explain", "--arch", "cpu", "--json")
+    _, out, err = run(capsys, monkeypatch, *asked)
+    assert json.loads(out)["device"]["libraries"] == {"amd-aiter": "0.1.16"}
+    assert err == ""
+    _, out, _ = run(capsys, monkeypatch, "explain", "--help")
+    assert "0.1.16" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "whole"),
+    [
+        ((), "Say who would decode a problem, who refused and why."),
+        (("explain",), "--max-model-len <int range>"),
+        (
+            ("bench",),
+            "time over one row a token, divided by the block's. With --trace,",
+        ),
+    ],
+)
+def test_help_is_whole_at_60_columns(capsys, monkeypatch, command, whole):
+    code, out, _ = run(capsys, monkeypatch, *command, "--help", columns="60")
+    assert code == 0
+    assert whole in " ".join(out.split())
+    assert "\N{HORIZONTAL ELLIPSIS}" not in out
+    assert max(map(len, out.splitlines())) <= 60
+
+
+def test_fp32_is_the_references_from_the_query_to_the_output(capsys, monkeypatch):
+    words = ("--dtype", "fp32", "--kv-dtype", "fp32", "--json")
+    code, out, _ = run(capsys, monkeypatch, "explain", "--arch", "cpu", *words)
+    problem = json.loads(out)["problem"]
+    assert code == 0
+    assert json.loads(out)["selected"]["backend"] == "reference"
+    found = [problem[name] for name in ("q_dtype", "kv_dtype", "out_dtype")]
+    assert found == ["fp32"] * 3
 
 
 def test_version_prints_the_contract(capsys, monkeypatch):

@@ -13,7 +13,8 @@ from mla_decode.demo import run as run_module
 from mla_decode.demo.command import demo
 from mla_decode.demo.measure import Divergence
 from mla_decode.demo.render import bar, render
-from mla_decode.demo.run import DemoOptions, run_demo
+from mla_decode.demo.run import PROMPT_LEN, DemoOptions, run_demo
+from mla_decode.demo.weights import load_weights
 from mla_decode.errors import ArgumentError
 
 KEYS = {
@@ -61,6 +62,13 @@ def test_a_run_reports_what_it_was_asked_for(report):
         data["accepted_per_block"]
     )
     assert len(data["samples"]) == 4
+
+
+def test_the_help_says_how_many_tokens_there_may_be(cli):
+    (target, _, _) = load_weights()
+    most = target.shape.max_model_len - PROMPT_LEN - target.shape.block_len
+    result, _ = cli("--help")
+    assert f"at most {most}." in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(

@@ -54,11 +54,13 @@ def choose(problem: DecodeProblem, device: DeviceInfo) -> Choice:
 
     Args:
         problem: Of all block lengths: one kernel serves them, or the other does.
-        device: Where it runs. The installed Triton counts, if it is assumed as well.
+        device: Where it runs. The installed Triton counts, if it is assumed as well;
+            that none is installed counts on a card alone.
     """
     if device.arch != ARCH:
         return Choice(backend=PORTABLE, reasons=())
-    reasons = (*problem_refusals(problem, device), *triton_refusals())
+    lacks = triton_refusals(assumed=device.assumed)
+    reasons = (*problem_refusals(problem, device), *lacks)
     is_hopper = not reasons and not device.assumed
     return Choice(backend=HOPPER if is_hopper else PORTABLE, reasons=reasons)
 
@@ -101,9 +103,10 @@ class AutoTritonBackend(TritonMLABackend):
     def evidence(self, device: DeviceInfo) -> str:
         """What ran where, and what is known of the Hopper kernel where that may serve."""
         word = PORTABLE.evidence(device)
-        if device.assumed or device.arch != ARCH or triton_refusals():
+        if device.arch != ARCH or triton_refusals(assumed=device.assumed):
             return word
-        return f"{word}; the Hopper kernel, where it serves: {EVIDENCE}"
+        where = "where a card takes it" if device.assumed else "where it serves"
+        return f"{word}; the Hopper kernel, {where}: {EVIDENCE}"
 
     def notes(self, problem: DecodeProblem, device: DeviceInfo) -> list[str]:
         """On Hopper a line of `explain`: which kernel serves, and why not its own."""
@@ -118,7 +121,9 @@ class AutoTritonBackend(TritonMLABackend):
             why = "; ".join(chosen.passed_over)
             return [f"{line}; the Hopper one is passed over: {why}"]
         theirs = " + ".join(HOPPER.kernel_names(problem, device))
-        return [f"{line}, interpreted; a card would take the Hopper one ({theirs})"]
+        needs = "".join(f" with {lack.allowed}" for lack in triton_refusals())
+        takes = f"a card{needs} would take the Hopper one ({theirs})"
+        return [f"{line}, interpreted; {takes}"]
 
     def kernel_names(
         self, problem: DecodeProblem, device: DeviceInfo

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,9 @@ from mla_decode.cli.probe import probe
 from mla_decode.demo.command import demo
 from mla_decode.version import CONTRACT_VERSION
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 app: typer.Typer = typer.Typer(
     name="mla-decode",
     help=(
@@ -25,6 +28,7 @@ app: typer.Typer = typer.Typer(
     ),
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # its tables cut the names of options in a narrow terminal
     pretty_exceptions_enable=False,
 )
 
@@ -54,10 +58,15 @@ def _root(
 
 def main() -> None:
     """Run the command line; usage errors exit with 4, since 2 is taken elsewhere."""
-    app.command("explain")(with_adapter_options(explain))
-    app.command("bench")(bench)
-    app.command("coverage")(with_adapter_options(coverage))
-    app.command("demo")(demo)
-    app.command("doctor")(doctor)
-    app.command("probe")(with_adapter_options(probe))
+    commands: dict[str, Callable[..., None]] = {
+        "explain": with_adapter_options(explain),
+        "bench": bench,
+        "coverage": with_adapter_options(coverage),
+        "demo": demo,
+        "doctor": doctor,
+        "probe": with_adapter_options(probe),
+    }
+    for name, command in commands.items():
+        summary = str(command.__doc__).partition("\n\n")[0]
+        app.command(name, short_help=summary)(command)
     run(app)

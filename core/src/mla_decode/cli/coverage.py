@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable  # noqa: TC003 - typer reads the annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
+from mla_decode.cli.adapter_options import (
+    AssumedLibraries,  # noqa: TC001 - typer reads the annotations
+)
 from mla_decode.cli.console import console
 from mla_decode.device import DeviceInfo, detect_device
 from mla_decode.discovery import discover
@@ -58,7 +61,7 @@ class Cell:
 
 def coverage(
     *,
-    describe: Callable[[DeviceInfo], DeviceInfo],
+    describe: AssumedLibraries,
     arch: Annotated[
         str | None, typer.Option(help="gfx942, gfx950, sm_90... Default: this one.")
     ] = None,
@@ -90,6 +93,7 @@ def coverage(
     except ContractError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(4) from error
+    describe.warn_unasked({name})
     summary = Counter(cell.outcome for cell in found)
     if as_json:
         answer = {
@@ -148,20 +152,18 @@ def _print_tables(
     out = console()
     by_key = {(c.dtype, c.kv_dtype, c.num_heads, c.query_len): c for c in found}
     for dtype, kv_dtype in DTYPES:
-        table = Table(
-            title=f"{name} on {device.arch}: non-causal, {dtype} query, "
-            f"{kv_dtype} cache; KV walks a call",
-            title_justify="left",
-            pad_edge=False,
-            padding=(0, 0, 0, 1),
-            box=None,
+        title = (
+            f"{name} on {device.arch}: non-causal, {dtype} query, {kv_dtype} cache; "
+            "KV walks a call"
         )
-        table.add_column("heads", justify="right")
-        for query_len in QUERY_LENS:
-            table.add_column(f"Q{query_len}", justify="right")
+        out.print(Text(title, style="italic"))
+        table = Table(pad_edge=False, padding=(0, 0, 0, 1), box=None)
+        table.add_column("Q", justify="right", no_wrap=True)
         for num_heads in HEADS:
-            row = (by_key[dtype, kv_dtype, num_heads, q] for q in QUERY_LENS)
-            table.add_row(str(num_heads), *map(_mark, row))
+            table.add_column(f"H{num_heads}", justify="right", no_wrap=True)
+        for query_len in QUERY_LENS:
+            row = (by_key[dtype, kv_dtype, h, query_len] for h in HEADS)
+            table.add_row(str(query_len), *map(_mark, row))
         out.print(table)
     counts = ", ".join(f"{summary[o]} {o}" for o in OUTCOMES)
     out.print(f"{counts}, of {len(found)}")

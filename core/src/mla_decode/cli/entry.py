@@ -18,7 +18,9 @@ def main() -> None:
     Every other command needs torch, and discovering backends imports it.
     """
     if sys.argv[1:2] == ["doctor"]:
-        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        alone = typer.Typer(
+            add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+        )
         alone.callback()(_commands)
         alone.command("doctor")(doctor)
         run(alone)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.tree import Tree
 
+from mla_decode.cli.adapter_options import (
+    AssumedLibraries,  # noqa: TC001 - typer reads the annotations
+)
 from mla_decode.cli.console import console
 from mla_decode.device import DeviceInfo, detect_device
 from mla_decode.errors import ContractError
@@ -21,6 +23,9 @@ from mla_decode.refusal import Refusal, RefusalCode
 from mla_decode.selection import Survey, survey
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mla_decode.errors import OutdatedLibraryError
     from mla_decode.selection import Selection
 
 
@@ -33,12 +38,14 @@ class QueryDtype(str, enum.Enum):
 
     BF16 = "bf16"
     FP16 = "fp16"
+    FP32 = "fp32"
+    """By the reference alone."""
     FP8 = "fp8"
 
 
 def explain(
     *,
-    describe: Callable[[DeviceInfo], DeviceInfo],
+    describe: AssumedLibraries,
     arch: Annotated[
         str | None,
         typer.Option(help="gfx942, gfx950, sm_90, cpu... Default: this machine's."),
@@ -57,7 +64,9 @@ def explain(
         bool,
         typer.Option("--non-causal", help="A draft block: tokens see their siblings."),
     ] = False,
-    dtype: Annotated[QueryDtype, typer.Option(help="The query's.")] = QueryDtype.BF16,
+    dtype: Annotated[
+        QueryDtype, typer.Option(help="The query's; the reference alone has fp32.")
+    ] = QueryDtype.BF16,
     kv_dtype: Annotated[
         QueryDtype, typer.Option(help="The cache's, of this layer group.")
     ] = QueryDtype.BF16,
@@ -91,7 +100,7 @@ def explain(
 
     Exit codes: 0 somebody accepts, 1 nobody does, 4 usage.
     """
-    out_dtype = "fp16" if dtype is QueryDtype.FP16 else "bf16"
+    out_dtype = "bf16" if dtype is QueryDtype.FP8 else dtype.value
     if query_len is None:  # one token sees no siblings: that is no draft block
         query_len = min(DRAFT_BLOCK, max_model_len) if non_causal else 1
     try:
@@ -114,6 +123,7 @@ def explain(
     except ContractError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(4) from error
+    describe.warn_unasked(found.asked)
     if as_json:
         typer.echo(json.dumps(as_dict(problem, device, found), indent=2))
     else:
@@ -129,16 +139,19 @@ def reasons(found: Survey) -> dict[str, tuple[Refusal, ...]]:
     if error is not None and refused:
         last = next(reversed(refused))
         if all(r.code is not RefusalCode.VERSION for r in refused[last]):
-            refused[last] += (
-                Refusal(
-                    code=RefusalCode.VERSION,
-                    message=error.message,
-                    got=error.got,
-                    allowed=error.allowed,
-                    fix=error.fix,
-                ),
-            )
+            refused[last] += (outdated_refusal(error),)
     return refused
+
+
+def outdated_refusal(error: OutdatedLibraryError) -> Refusal:
+    """An outdated library as a reason beside others."""
+    return Refusal(
+        code=RefusalCode.VERSION,
+        message=error.message,
+        got=error.got,
+        allowed=error.allowed,
+        fix=error.fix,
+    )
 
 
 def notes(chosen: Selection, device: DeviceInfo) -> list[str]:
@@ -180,6 +193,14 @@ def as_dict(
     }
 
 
+def add_refusals(branch: Tree, group: Iterable[Refusal]) -> None:
+    """Hang a backend's reasons into a tree, each with its values and its fix."""
+    for reason in group:
+        leaf = branch.add(f"[yellow]{reason.code}[/]: {escape(reason.message)}")
+        leaf.add(f"got {escape(reason.got)}; allowed: {escape(reason.allowed)}")
+        leaf.add(f"[cyan]fix[/]: {escape(reason.fix)}")
+
+
 def _print_tree(
     problem: DecodeProblem,
     device: DeviceInfo,
@@ -191,10 +212,7 @@ def _print_tree(
     tree = Tree(f"[bold]{problem.summary}[/], on [bold]{device.arch}[/]{assumed}")
     for name, group in reasons(found).items():
         branch = tree.add(f"[red]refused[/] [bold]{escape(name)}[/]")
-        for reason in group:
-            leaf = branch.add(f"[yellow]{reason.code}[/]: {escape(reason.message)}")
-            leaf.add(f"got {escape(reason.got)}; allowed: {escape(reason.allowed)}")
-            leaf.add(f"[cyan]fix[/]: {escape(reason.fix)}")
+        add_refusals(branch, group)
     if found.selection is not None:
         _add_selection(tree, device, found.selection, "[green]chosen[/]")
     else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable  # noqa: TC003 - typer reads the annotations
 from typing import Annotated, Protocol, runtime_checkable
 
 import typer
 
+from mla_decode.cli.adapter_options import (
+    AssumedLibraries,  # noqa: TC001 - typer reads the annotations
+)
 from mla_decode.device import DeviceInfo, detect_device
 from mla_decode.discovery import discover
 from mla_decode.errors import ArgumentError, ContractError
@@ -22,7 +24,7 @@ class Probes(Protocol):
 
 def probe(
     *,
-    describe: Callable[[DeviceInfo], DeviceInfo],
+    describe: AssumedLibraries,
     backend: Annotated[str, typer.Argument(help="The backend, such as rocm_aiter.")],
     arch: Annotated[
         str | None, typer.Option(help="Simulate this one. Default: this machine's.")
@@ -41,6 +43,7 @@ def probe(
     except ContractError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(4) from error
+    describe.warn_unasked({backend})
     raise typer.Exit(probing.probe(as_json=as_json, device=device))
 
 

@@ -14,7 +14,9 @@ from mla_decode.lowering.policy import LoweringPolicy
 def demo(
     *,
     prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts.")] = 32,
-    tokens: Annotated[int, typer.Option(min=1, help="New tokens of each prompt.")] = 96,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="New tokens of each prompt, at most 313.")
+    ] = 96,
     draft_len: Annotated[
         int, typer.Option(min=1, max=6, help="Drafted tokens that a block verifies.")
     ] = 6,

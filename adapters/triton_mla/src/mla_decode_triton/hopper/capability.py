@@ -95,9 +95,16 @@ def installed_triton() -> str | None:
         return None
 
 
-def triton_refusals() -> list[Refusal]:
-    """A Triton that is missing or older than the kernel; asking imports none."""
+def triton_refusals(*, assumed: bool = False) -> list[Refusal]:
+    """A Triton that is missing or older than the kernel; asking imports none.
+
+    Args:
+        assumed: Of a device that is described: what the machine that asks lacks
+            altogether says nothing of it.
+    """
     version = installed_triton()
+    if assumed and version is None:
+        return []
     oldest = ".".join(map(str, OLDEST_TRITON))
     if version is not None:
         found = re.match(r"(\d+)\.(\d+)", version)

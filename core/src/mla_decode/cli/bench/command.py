@@ -77,7 +77,7 @@ def bench(
         float, typer.Option(min=0.001, help="A step's length on the trace's clock.")
     ] = 30.0,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw FILE.png (mla-decode\\[plot]).")
+        Path | None, typer.Option(help="Draw FILE.png (mla-decode[plot]).")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON for machines.")

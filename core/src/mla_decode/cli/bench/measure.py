@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mla_decode.cli.bench.points import Row
+from mla_decode.cli.explain import outdated_refusal
 from mla_decode.decoder import MLADecoder
 from mla_decode.dtypes import torch_dtype
 from mla_decode.errors import BackendRefused, OutdatedLibraryError
@@ -118,9 +119,9 @@ def measure(
     try:
         kind, us = _time_step(step, name, device, candidates, lowering, repeats)
     except BackendRefused as refused:
-        return replace(row, refused=tuple(sorted(refused.codes)))
-    except OutdatedLibraryError:
-        return replace(row, refused=("version",))
+        return replace(row, refusals=refused.refusals)
+    except OutdatedLibraryError as outdated:
+        return replace(row, refusals=(outdated_refusal(outdated),))
     flat_us = None
     if point.query_len > 1:
         flat = flatten(step)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mla_decode.problem import ROW_WIDTH
+
+if TYPE_CHECKING:
+    from mla_decode.refusal import Refusal
 
 ITEM_SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 
@@ -65,8 +68,13 @@ class Row:
     """Median time of a call, in microseconds; None where it was refused."""
     flatten_us: float | None = None
     """Of the same backend over one row a token; None where that is the same call."""
-    refused: tuple[str, ...] = ()
-    """Codes of the reasons."""
+    refusals: tuple[Refusal, ...] = ()
+    """Every reason why it was refused."""
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Codes of the reasons, each once."""
+        return tuple(sorted({str(reason.code) for reason in self.refusals}))
 
     @property
     def kv_gb_s(self) -> float | None:
@@ -101,4 +109,5 @@ class Row:
             "flatten_us": self.flatten_us,
             "speed_up_over_flatten": self.speed_up,
             "refused": list(self.refused),
+            "refusals": [reason.as_dict() for reason in self.refusals],
         }

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from rich.tree import Tree
 
 from mla_decode.cli.console import console
+from mla_decode.cli.explain import add_refusals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +38,7 @@ def progress(things: Sequence[_T]) -> Iterator[_T]:
 
 
 def print_table(rows: Sequence[Row], *, title: str, bandwidth: float) -> None:
-    """Print medians, KV GB/s and the ratio to the one-row-a-token flatten."""
+    """Print medians, KV GB/s and the ratio to the flatten, and every reason below."""
     out = console()
     out.print(Text(title, style="bold"))
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -56,6 +60,12 @@ def print_table(rows: Sequence[Row], *, title: str, bandwidth: float) -> None:
             "over the block's"
         )
     )
+    refused = [row for row in rows if row.refusals]
+    for name in dict.fromkeys(row.backend for row in refused):
+        reasons = (row.refusals for row in refused if row.backend == name)
+        tree = Tree(f"[red]refused[/] [bold]{escape(name)}[/]")
+        add_refusals(tree, dict.fromkeys(chain.from_iterable(reasons)))
+        out.print(tree)
 
 
 def _figures(row: Row) -> tuple[str | Text, str, str]:
