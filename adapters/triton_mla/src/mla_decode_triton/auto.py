@@ -113,14 +113,14 @@ class AutoTritonBackend(TritonMLABackend):
         if device.arch != ARCH:
             return []
         chosen = choose(problem, device)
-        names = " + ".join(chosen.backend.kernel_names(problem, device))
+        names = _in_words(chosen.backend.kernel_names(problem, device))
         if chosen.backend is HOPPER:
             return [f"kernel: the Hopper one ({names})"]
         line = f"kernel: the portable one ({names})"
         if chosen.reasons:
             why = "; ".join(chosen.passed_over)
             return [f"{line}; the Hopper one is passed over: {why}"]
-        theirs = " + ".join(HOPPER.kernel_names(problem, device))
+        theirs = _in_words(HOPPER.kernel_names(problem, device))
         needs = "".join(f" with {lack.allowed}" for lack in triton_refusals())
         takes = f"a card{needs} would take the Hopper one ({theirs})"
         return [f"{line}, interpreted; {takes}"]
@@ -133,3 +133,9 @@ class AutoTritonBackend(TritonMLABackend):
 
     def _forward(self, call: CheckedCall) -> None:
         cast("AutoBuilder", call.builder).serving.decode(call)
+
+
+def _in_words(kernels: tuple[str, ...]) -> str:
+    """The kernels that attend, of which a call takes one, and the one that merges."""
+    *attending, merge = kernels
+    return f"{' or '.join(attending)} + {merge}"

@@ -15,7 +15,6 @@ from mla_decode_triton.hopper.grid import (
     count_multiprocessors,
     count_row_tiles,
     is_swapped,
-    rows_of_program,
 )
 
 if TYPE_CHECKING:
@@ -117,11 +116,11 @@ class HopperMLABackend(TritonMLABackend):
 
     def cost(self, problem: DecodeProblem, device: DeviceInfo) -> Cost:
         """A walk for each tile of rows, read from memory once; always two launches."""
-        num_rows = problem.max_query_len * problem.num_q_heads
-        row_tiles = count_row_tiles(num_rows)
+        rows = max(rows_in_use(problem, problem.max_query_len, device))
+        row_tiles = -(-problem.max_query_len * problem.num_q_heads // rows)
         return Cost(
             kv_walks=row_tiles,
-            rows=row_tiles * rows_of_program(num_rows),
+            rows=row_tiles * rows,
             launches=2,
             workspace_bytes=workspace_size(problem, device).num_bytes,
         )
@@ -146,9 +145,10 @@ class HopperMLABackend(TritonMLABackend):
     def kernel_names(
         self, problem: DecodeProblem, device: DeviceInfo
     ) -> tuple[str, ...]:
-        """The device kernels of one call, as a profiler prints them.
+        """The device kernels that calls launch, as a profiler prints them.
 
-        Those of large batches come first, where small ones have others.
+        Each attends by one of them and merges by the last; that of large batches is
+        the first, where small ones have another.
         """
         in_use = rows_in_use(problem, problem.max_query_len, device)
         pairs = [kernels_of(problem, rows) for rows in sorted(in_use, reverse=True)]

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The variant for few rows (Q * H <= 32): operands swapped, one consumer warpgroup.
+"""The variant for few rows a program, 16 or 32: operands swapped, one consumer warpgroup.
 
 Scores^T = K Q^T and out^T = V^T P^T, so that the 64-row operand of the matrix unit is
 the cache and few rows need no padding to 64. See `docs/hopper.md`.
