@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 from mla_decode_triton.backend import TritonAnswers, TritonMLABackend
-from mla_decode_triton.hopper.backend import EVIDENCE, HopperMLABackend
+from mla_decode_triton.hopper.backend import EVIDENCE, MERGE, HopperMLABackend
 from mla_decode_triton.hopper.capability import (
     ARCH,
     problem_refusals,
@@ -137,5 +137,5 @@ class AutoTritonBackend(TritonMLABackend):
 
 def _in_words(kernels: tuple[str, ...]) -> str:
     """The kernels that attend, of which a call takes one, and the one that merges."""
-    *attending, merge = kernels
-    return f"{' or '.join(attending)} + {merge}"
+    attending = " or ".join(name for name in kernels if name != MERGE)
+    return f"{attending} + {MERGE}" if MERGE in kernels else attending
