@@ -58,6 +58,8 @@ def test_a_case_of_the_broken_clause_catches_it(mutant, reference):
 
 
 ONLY_BY = {
+    "mask_causal_at_one_length": {"mask.non_causal.every_block"},
+    "mask_lost_at_one_length": {"mask.causal.every_block"},
     "address_in_32_bits": {"reads.page_past_2_31"},
     "query_taken_as_packed": {
         "reads.strided_query",
@@ -123,6 +125,16 @@ def test_an_end_in_place_of_a_refusal_is_one_failed_case(name):
             "mask_always_causal",
             "mask.non_causal.block_3",
             "it is the causal mask's answer",
+        ),
+        (
+            "mask_causal_at_one_length",
+            "mask.non_causal.every_block",
+            "it is the causal mask's answer",
+        ),
+        (
+            "mask_lost_at_one_length",
+            "mask.causal.every_block",
+            "it is the non_causal mask's answer",
         ),
         ("mask_off_by_one", "mask.causal.block_3", None),
         ("lse_log2", "lse.natural_log", "it is the base-2 logarithm"),

@@ -108,6 +108,8 @@ CASES: tuple[Case, ...] = (
     _case("mask.non_causal.block_5", _C.MASK, "A non-causal block of 5 tokens.", "non_causal"),
     _case("mask.non_causal.block_6", _C.MASK, "A non-causal block of 6 tokens.", "non_causal"),
     _case("mask.non_causal.block_7", _C.MASK, "A non-causal block of 7 tokens.", "non_causal"),
+    _case("mask.causal.every_block", _C.MASK, "Every declared causal block of up to 16 tokens masks each row at its own key.", "causal_block"),
+    _case("mask.non_causal.every_block", _C.MASK, "Every token of every declared non-causal block of up to 16 sees all keys.", "non_causal"),
     _case("mask.one_token_is_both", _C.MASK, "A one-token block gives the same under both spellings of its mask.", quick=True),
     _case("mask.does_not_stick", _C.MASK, "Causal, non-causal and causal again on one builder: each build has its own mask.", "non_causal", "causal_block", quick=True),
     _case("mask.flag_spellings", _C.MASK, "bool, numpy bool, 0-d and uniform CPU tensors name the same mask.", quick=True),

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mla_decode.errors import MaskError
+from mla_decode.mask import Mask
 from mla_decode_contract.call import check, decode, forward, units_apart
 from mla_decode_contract.cases.common import (
     CAUSAL,
@@ -18,18 +19,26 @@ from mla_decode_contract.cases.common import (
     longer_block,
     serve,
 )
-from mla_decode_contract.demand import demand_error
+from mla_decode_contract.demand import demand_error, demand_refusal
 from mla_decode_contract.registry import implements
 from mla_decode_contract.scene import draw_scene
-from mla_decode_contract.violations import require
+from mla_decode_contract.violations import DeclaredUnsupported, require
 
 if TYPE_CHECKING:
+    from mla_decode.problem import DecodeProblem
     from mla_decode_contract.context import CaseContext
 
 TINY = 10
 """Keys of the tiny context: one key is a tenth of the answer."""
 FAR_UNITS = 40.0
 """Two masks on the tiny context are at least this far apart."""
+ALONE = {True: (3, 5, 7), False: (3, 5, 6, 7)}
+"""Block lengths with a case of their own, by whether the mask is causal."""
+LONGEST = 16
+"""Tokens of the longest block that is walked; the limit has a case of its own."""
+FEW_HEADS = 4
+MOST_ROWS = 1024
+"""Of a block that is walked: simulators need seconds for more."""
 
 
 @implements("mask.causal.tail_aligned")
@@ -74,10 +83,55 @@ def _block(query_len: int, *, causal: bool) -> None:
         serve(ctx, problem, [TINY, 7, 33], causal=causal)
 
 
-for _length in (3, 5, 7):
-    _block(_length, causal=True)
-for _length in (3, 5, 6, 7):
-    _block(_length, causal=False)
+for _causal, _lengths in ALONE.items():
+    for _length in _lengths:
+        _block(_length, causal=_causal)
+
+
+@implements("mask.causal.every_block")
+def every_causal_block(ctx: CaseContext) -> None:
+    """Lengths without a case of their own."""
+    _every_block(ctx, causal=True)
+
+
+@implements("mask.non_causal.every_block")
+def every_non_causal_block(ctx: CaseContext) -> None:
+    """Lengths without a case of their own."""
+    _every_block(ctx, causal=False)
+
+
+def _every_block(ctx: CaseContext, *, causal: bool) -> None:
+    """A small request for each length, with a problem and a builder of its own."""
+    mask = Mask.CAUSAL if causal else Mask.NON_CAUSAL
+    allowed = ctx.row.query_lens.get(mask, ())
+    left = (n for n in range(4, LONGEST + 1) if n not in ALONE[causal])
+    lengths = [length for length in left if length in allowed] or [2]
+    absent: list[DeclaredUnsupported] = []
+    large: list[str] = []
+    for query_len in lengths:
+        try:
+            problem = _small_problem(ctx, query_len, causal=causal)
+        except DeclaredUnsupported as unsupported:
+            absent.append(unsupported)
+            continue
+        if query_len * problem.num_q_heads > MOST_ROWS:
+            large.append(str(query_len))
+            continue
+        scene = draw_scene(ctx, problem, [query_len + 1], causal=causal)
+        check(scene, decode(scene), label=f"{mask.value} block of {query_len}: ")
+    if large:
+        ctx.notes.append(f"not walked, too many rows: blocks of {', '.join(large)}")
+    if len(absent) == len(lengths):
+        raise absent[0]
+    for unsupported in absent:
+        demand_refusal(ctx, unsupported.problem, unsupported.codes)
+
+
+def _small_problem(ctx: CaseContext, query_len: int, *, causal: bool) -> DecodeProblem:
+    try:
+        return block_problem(ctx, query_len, causal=causal, num_q_heads=FEW_HEADS)
+    except DeclaredUnsupported:
+        return block_problem(ctx, query_len, causal=causal)
 
 
 @implements("mask.non_causal.sees_siblings")

@@ -36,6 +36,8 @@ _ALL = (
     _mutant(_C.MASK, values.mask_head_aligned, "causal_block"),
     _mutant(_C.MASK, values.mask_rows_reversed, "causal_block"),
     _mutant(_C.MASK, values.mask_always_causal, "non_causal"),
+    _mutant(_C.MASK, values.mask_causal_at_one_length, "non_causal"),
+    _mutant(_C.MASK, values.mask_lost_at_one_length, "causal_block"),
     _mutant(_C.BLOCK, outputs.pad_rows_unwritten),
     _mutant(_C.LENGTHS, values.last_key_dropped),
     _mutant(_C.LENGTHS, values.whole_pages_only),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mla_decode.mask import Mask
 from mla_decode_contract.mutants.faulty import Block, Fault, faulty_decode, overwrite
 from mla_decode_contract.mutants.mutant import derive
 
@@ -144,6 +145,45 @@ def mask_always_causal(backend: Backend) -> Backend:
         return seen.clamp(min=0)
 
     return with_fault(Fault(visible=visible), backend)
+
+
+def mask_causal_at_one_length(backend: Backend) -> Backend:
+    """Non-causal blocks of one length are served as causal: of 4, where declared."""
+
+    def visible(block: Block) -> Tensor:
+        seen = block.seq_len - block.query_len + 1 + torch.arange(block.query_len)
+        return seen.clamp(min=0)
+
+    return _at_one_length(Fault(visible=visible), backend, Mask.NON_CAUSAL, 4)
+
+
+def mask_lost_at_one_length(backend: Backend) -> Backend:
+    """Causal blocks of one length are served as non-causal: of 6, where declared."""
+
+    def visible(block: Block) -> Tensor:
+        return torch.full((block.query_len,), block.seq_len)
+
+    return _at_one_length(Fault(visible=visible), backend, Mask.CAUSAL, 6)
+
+
+def _at_one_length(fault: Fault, backend: Backend, mask: Mask, wanted: int) -> Backend:
+    """A fault in blocks of the wanted length, or of the longest declared up to 8."""
+    right = type(backend).forward
+    wrong = type(with_fault(fault, backend)).forward
+
+    @functools.wraps(right)
+    def forward(self: Any, q: Any, kv_cache: Any, metadata: Any, **kwargs: Any) -> Any:
+        length = metadata.query_len
+        if metadata.builder is None or length < 2 or metadata.mask is not mask:
+            return right(self, q, kv_cache, metadata, **kwargs)
+        row = self.capability.row(metadata.builder.device_info.arch)
+        allowed = () if row is None else row.query_lens.get(mask, ())
+        lengths = (wanted, *range(8, 1, -1))
+        chosen = next((one for one in lengths if one in allowed), wanted)
+        answer = wrong if length == chosen else right
+        return answer(self, q, kv_cache, metadata, **kwargs)
+
+    return derive(backend, forward=forward)
 
 
 def last_key_dropped(backend: Backend) -> Backend:
