@@ -60,6 +60,9 @@ def test_a_case_of_the_broken_clause_catches_it(mutant, reference):
 ONLY_BY = {
     "mask_causal_at_one_length": {"mask.non_causal.every_block"},
     "mask_lost_at_one_length": {"mask.causal.every_block"},
+    "empties_of_the_shape": {"empty.others_next_step"},
+    "requests_past_8_lost": {"lengths.many_requests"},
+    "requests_past_64_lost": {"lengths.many_requests"},
     "address_in_32_bits": {"reads.page_past_2_31"},
     "query_taken_as_packed": {
         "reads.strided_query",
@@ -135,6 +138,11 @@ def test_an_end_in_place_of_a_refusal_is_one_failed_case(name):
             "mask_lost_at_one_length",
             "mask.causal.every_block",
             "it is the non_causal mask's answer",
+        ),
+        (
+            "requests_past_64_lost",
+            "lengths.many_requests",
+            "a loop or a grid that ends too early",
         ),
         ("mask_off_by_one", "mask.causal.block_3", None),
         ("lse_log2", "lse.natural_log", "it is the base-2 logarithm"),

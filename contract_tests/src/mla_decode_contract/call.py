@@ -173,6 +173,7 @@ def check(
         f"{label}out",
         (found - out64).abs().amax(-1)[~empty],
         unit,
+        empty,
         hint=partial(other_mask, scene, found, unit, empty) if truth is None else str,
     )
     if scene.problem.needs_lse:
@@ -190,6 +191,7 @@ def check(
             f"{label}lse",
             lse_error,
             lse_units(lse_ref, lse64)[~empty],
+            empty,
             hint=partial(other_base, result.lse.cpu().double()[~empty], lse64[~empty]),
         )
 
@@ -212,6 +214,29 @@ def other_mask(scene: Scene, found: Tensor, unit: Tensor, empty: Tensor) -> str:
         return ""
     mask = Mask.NON_CAUSAL if scene.causal else Mask.CAUSAL
     return f"; it is the {mask.value} mask's answer"
+
+
+def lost_requests(scene: Scene, is_wrong: Tensor, empty: Tensor) -> str:
+    """What to say where a batch is right up to a request and wrong from it on.
+
+    Args:
+        scene: What was asked.
+        is_wrong: bool of each row with keys.
+        empty: bool [T, H]: rows without a key.
+    """
+    rows = torch.zeros_like(empty)
+    rows[~empty] = is_wrong
+    with_keys = [n for n, seq_len in enumerate(scene.seq_lens) if seq_len]
+    spans = [slice(scene.starts[n], scene.starts[n + 1]) for n in with_keys]
+    right = [not bool(rows[span].any()) for span in spans]
+    first = right.index(False) if False in right else 0
+    rest = spans[first:]
+    if first < 2 or len(rest) < 2 or not all(bool(rows[span].all()) for span in rest):
+        return ""
+    return (
+        f"; every one from request {with_keys[first]} of {len(scene.seq_lens)} on is "
+        "wrong, and none before: a loop or a grid that ends too early"
+    )
 
 
 def other_base(found: Tensor, right: Tensor) -> str:
@@ -240,7 +265,8 @@ def check_empty(result: Result, empty: Tensor, label: str = "") -> None:
     require(
         bool((rows == 0).all()),
         f"{label}out of {int(empty.sum())} rows without a key is not 0: "
-        f"{_sample(rows[rows != 0])}",
+        f"{_sample(rows[rows != 0])}"
+        + (", as of rows that nobody wrote, or 0 / 0" if rows.isnan().any() else ""),
     )
     if result.lse is not None:
         values = result.lse.cpu()[empty]
@@ -266,6 +292,7 @@ def _measure(
     quantity: str,
     error: Tensor,
     unit: Tensor,
+    empty: Tensor,
     *,
     hint: Callable[[], str],
 ) -> None:
@@ -303,6 +330,7 @@ def _measure(
                 f"the worst by {measurement.error:.3g}, {measurement.units:.3g} units "
                 f"of the dtype's own rounding (budget {measurement.budget:g}){hint()}"
             )
+        how += lost_requests(scene, ratio > ctx.budget_units, empty)
         raise ValueViolation(
             f"{quantity}: {wrong} of {ratio.numel()} rows are wrong; {how}"
         )

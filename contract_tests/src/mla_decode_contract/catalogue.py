@@ -126,6 +126,7 @@ CASES: tuple[Case, ...] = (
     _case("block.unnamed_mask_refused", _C.BLOCK, "A mask that the problem does not name is refused with code mask, never served without it.", "causal_block", quick=True),
     # LENGTHS
     _case("lengths.ragged_requests", _C.LENGTHS, "Requests of 1 to 300 keys in one batch.", quick=True),
+    _case("lengths.many_requests", _C.LENGTHS, "Seventy requests of a few keys, some of none: none of them is lost."),
     _case("lengths.page_multiples", _C.LENGTHS, "Lengths at, one before and one after exact multiples of the page."),
     _case("lengths.one_key", _C.LENGTHS, "A request of a single key returns that key's value."),
     _case("lengths.non_causal_shorter_than_block", _C.LENGTHS, "A non-causal block may hold more tokens than its sequence has keys.", "non_causal"),
@@ -144,6 +145,7 @@ CASES: tuple[Case, ...] = (
     _case("empty.all_requests", _C.EMPTY, "A batch without a key anywhere."),
     _case("empty.block", _C.EMPTY, "A block of several tokens without a key.", "causal_block"),
     _case("empty.non_causal_block", _C.EMPTY, "A non-causal block without a key.", "non_causal"),
+    _case("empty.others_next_step", _C.EMPTY, "One builder, batches of one shape: each step's own requests are empty."),
     # LSE
     _case("lse.natural_log", _C.LSE, "lse is the natural logarithm of the sum of exponentials.", "lse", quick=True),
     _case("lse.large_scores", _C.LSE, "Scores in the hundreds neither overflow nor lose the peak.", "lse"),

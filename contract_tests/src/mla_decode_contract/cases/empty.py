@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mla_decode_contract.call import check, decode
 from mla_decode_contract.cases.common import block_problem, longer_block, serve
 from mla_decode_contract.registry import implements
+from mla_decode_contract.scene import draw_scene
 
 if TYPE_CHECKING:
     from mla_decode_contract.context import CaseContext
@@ -36,3 +38,16 @@ def non_causal_block(ctx: CaseContext) -> None:
     query_len = longer_block(ctx, causal=False, wanted=3)
     problem = block_problem(ctx, query_len, causal=False)
     serve(ctx, problem, [0, 20], causal=False)
+
+
+@implements("empty.others_next_step")
+def others_next_step(ctx: CaseContext) -> None:
+    """The same shape with other lengths, other pages and other requests empty."""
+    problem = ctx.problem()
+    builder = ctx.builder(problem)
+    earlier = ""
+    for lens in ([9, 0, 20], [0, 17, 5], [3, 11, 0], [4, 6, 2], [0, 0, 7]):
+        scene = draw_scene(ctx, problem, lens)
+        label = f"lengths {lens}{earlier}: "
+        check(scene, decode(scene, builder), label=label)
+        earlier = f" after {lens}"

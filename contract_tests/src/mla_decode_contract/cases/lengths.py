@@ -15,12 +15,23 @@ if TYPE_CHECKING:
     from mla_decode_contract.context import CaseContext
 
 MOST_KEYS = 300
+MANY = 70
+"""Requests of a large batch."""
 
 
 @implements("lengths.ragged_requests")
 def ragged_requests(ctx: CaseContext) -> None:
     """Short and long together."""
     serve(ctx, ctx.problem(), [1, 300, 17, 128])
+
+
+@implements("lengths.many_requests")
+def many_requests(ctx: CaseContext) -> None:
+    """More than the lanes of a warp or a wave, and than a few blocks of a grid."""
+    limit = ctx.row.max_num_reqs
+    count = MANY if limit is None else min(MANY, limit)
+    lens = [0 if at % 9 == 4 else 1 + at * 7 % 23 for at in range(count)]
+    serve(ctx, ctx.problem(max_num_reqs=count), lens)
 
 
 @implements("lengths.page_multiples")

@@ -6,6 +6,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+import torch
+
 from mla_decode_contract.mutants.faulty import Fault, faulty_decode, overwrite
 from mla_decode_contract.mutants.mutant import derive, derive_builder
 
@@ -29,6 +31,28 @@ def stale_schedule(backend: Backend) -> Backend:
             Fault(), q, kv_cache, metadata, lens=lens, **_scales(kwargs)
         )
         return overwrite(result, *wrong)
+
+    return derive(backend, forward=forward)
+
+
+def empties_of_the_shape(backend: Backend) -> Backend:
+    """A builder takes a batch's empty requests to be those of its first of a size."""
+    right = type(backend).forward
+    first: WeakKeyDictionary[Any, dict[int, list[bool]]] = WeakKeyDictionary()
+
+    @functools.wraps(right)
+    def forward(self: Any, q: Any, kv_cache: Any, metadata: Any, **kwargs: Any) -> Any:
+        result = right(self, q, kv_cache, metadata, **kwargs)
+        is_empty = [seq_len == 0 for seq_len in metadata.seq_lens.tolist()]
+        kept = first.setdefault(metadata.builder, {})
+        starts = metadata.query_start_loc.tolist()
+        for request, was in enumerate(kept.setdefault(metadata.num_reqs, is_empty)):
+            rows = slice(starts[request], starts[request + 1])
+            if was and not is_empty[request]:
+                result.out[rows] = 0
+            elif is_empty[request] and not was:
+                result.out[rows] = torch.nan
+        return result
 
     return derive(backend, forward=forward)
 

@@ -10,6 +10,7 @@ import torch
 from mla_decode.mask import Mask
 from mla_decode_contract.mutants.faulty import Block, Fault, faulty_decode, overwrite
 from mla_decode_contract.mutants.mutant import derive
+from mla_decode_contract.mutants.outputs import after
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -193,6 +194,30 @@ def last_key_dropped(backend: Backend) -> Backend:
         return block.true_visible().clamp(max=max(1, block.seq_len - 1))
 
     return with_fault(Fault(visible=visible), backend)
+
+
+def requests_past_8_lost(backend: Backend) -> Backend:
+    """Requests past the eighth are left out."""
+    return _cut_at(8, backend)
+
+
+def requests_past_64_lost(backend: Backend) -> Backend:
+    """Requests past the 64th are left out."""
+    return _cut_at(64, backend)
+
+
+def _cut_at(count: int, backend: Backend) -> Backend:
+    """Rows past some requests are 0; where fewer are declared, the last one's are."""
+
+    def spoil(result: Any, metadata: Any, _: Any) -> Any:
+        row = backend.capability.row(metadata.builder.device_info.arch)
+        most = count + 1 if row is None else row.max_num_reqs or count + 1
+        kept = min(count, most - 1)
+        if metadata.num_reqs > kept:
+            result.out[int(metadata.query_start_loc[kept]) :] = 0
+        return result
+
+    return after(backend, spoil)
 
 
 def whole_pages_only(backend: Backend) -> Backend:
