@@ -60,6 +60,7 @@ def test_a_case_of_the_broken_clause_catches_it(mutant, reference):
 ONLY_BY = {
     "mask_causal_at_one_length": {"mask.non_causal.every_block"},
     "mask_lost_at_one_length": {"mask.causal.every_block"},
+    "environment_written_alike": {"ubatch.no_global_state"},
     "empties_of_the_shape": {"empty.others_next_step"},
     "requests_past_8_lost": {"lengths.many_requests"},
     "requests_past_64_lost": {"lengths.many_requests"},

@@ -11,6 +11,7 @@ import pytest
 
 from mla_decode_contract.context import DEFAULT_BUDGET_UNITS, CaseContext
 from mla_decode_contract.demand import demand_refusal
+from mla_decode_contract.global_state import first_state
 from mla_decode_contract.outcome import CaseResult, Failure, FailureKind, Outcome
 from mla_decode_contract.registry import implementations
 from mla_decode_contract.violations import ContractViolation, DeclaredUnsupported
@@ -42,6 +43,7 @@ def run_case(
         budget_units: Most units of error.
     """
     function = implementations()[case_id]
+    first_state()
     ctx = CaseContext(
         case_id=case_id,
         backend=backend,

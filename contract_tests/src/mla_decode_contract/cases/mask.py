@@ -123,8 +123,8 @@ def _every_block(ctx: CaseContext, *, causal: bool) -> None:
         ctx.notes.append(f"not walked, too many rows: blocks of {', '.join(large)}")
     if len(absent) == len(lengths):
         raise absent[0]
-    for unsupported in absent:
-        demand_refusal(ctx, unsupported.problem, unsupported.codes)
+    for one in absent:
+        demand_refusal(ctx, one.problem, one.codes)
 
 
 def _small_problem(ctx: CaseContext, query_len: int, *, causal: bool) -> DecodeProblem:

@@ -84,6 +84,7 @@ _ALL = (
     _mutant(_C.UBATCH, layout.thread_of_the_build),
     _mutant(_C.UBATCH, state.ubatch_state_on_class),
     _mutant(_C.UBATCH, conduct.environment_written),
+    _mutant(_C.UBATCH, conduct.environment_written_alike),
     _mutant(_C.UBATCH, conduct.random_state_consumed),
     _mutant(_C.SYNC, conduct.outputs_leaked),
     _mutant(_C.VALIDATE, conduct.writes_before_checking),

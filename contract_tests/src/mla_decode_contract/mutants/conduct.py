@@ -161,6 +161,16 @@ def environment_written(backend: Backend) -> Backend:
     return after(backend, spoil)
 
 
+def environment_written_alike(backend: Backend) -> Backend:
+    """Each call writes the same value to the environment."""
+
+    def spoil(result: Any, *_: Any) -> Any:
+        os.environ["MLA_DECODE_MUTANT"] = "1"
+        return result
+
+    return after(backend, spoil)
+
+
 def random_state_consumed(backend: Backend) -> Backend:
     """Each call draws from torch's global generator."""
 
