@@ -145,7 +145,32 @@ def test_an_end_in_place_of_a_refusal_is_one_failed_case(name):
             "lengths.many_requests",
             "a loop or a grid that ends too early",
         ),
-        ("mask_off_by_one", "mask.causal.block_3", None),
+        (
+            "mask_off_by_one",
+            "mask.causal.block_3",
+            "one key too few: each row misses the last one that it should see",
+        ),
+        (
+            "last_key_dropped",
+            "mask.causal.block_3",
+            "one key too few: the request's last key is never read",
+        ),
+        (
+            "mask_one_too_many",
+            "mask.causal.block_3",
+            "one key too many: each row sees its next sibling",
+        ),
+        (
+            "mask_head_aligned",
+            "mask.causal.block_3",
+            "a mask aligned to the head: row t sees t + 1 keys",
+        ),
+        (
+            "fp8_scales_ignored",
+            "scale.fp8_is_applied",
+            "the answer without q_scale and kv_scale",
+        ),
+        ("mask_rows_reversed", "mask.causal.block_3", None),
         ("lse_log2", "lse.natural_log", "it is the base-2 logarithm"),
         ("lse_negated", "lse.natural_log", None),
     ],

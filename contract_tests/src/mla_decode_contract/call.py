@@ -16,6 +16,7 @@ from mla_decode_contract.outcome import Measurement
 from mla_decode_contract.reachable import poison_floats, storages
 from mla_decode_contract.rounding import lse_units, out_units, rounded_decode
 from mla_decode_contract.scene import poison
+from mla_decode_contract.usual import usual_answer
 from mla_decode_contract.violations import ValueViolation, require
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def check(
         (found - out64).abs().amax(-1)[~empty],
         unit,
         empty,
-        hint=partial(other_mask, scene, found, unit, empty) if truth is None else str,
+        hint=partial(usual_answer, scene, found, unit, empty) if truth is None else str,
     )
     if scene.problem.needs_lse:
         if result.lse is None:
@@ -194,26 +195,6 @@ def check(
             empty,
             hint=partial(other_base, result.lse.cpu().double()[~empty], lse64[~empty]),
         )
-
-
-def other_mask(scene: Scene, found: Tensor, unit: Tensor, empty: Tensor) -> str:
-    """What to say of outputs that the other mask would have given; else nothing.
-
-    Args:
-        scene: What was asked.
-        found: What came, float64 [T, H, 512] on the CPU.
-        unit: Of each row with keys.
-        empty: bool [T, H]: rows without a key.
-    """
-    blocks = zip(scene.block_lens, scene.seq_lens, strict=False)
-    if any(0 < seq_len < block for block, seq_len in blocks):
-        return ""  # under the causal mask such a request is no request
-    other, _ = scene.truth(causal=not scene.causal)
-    error = (found - other).abs().amax(-1)[~empty]
-    if not bool((error <= unit * scene.ctx.budget_units).all()):
-        return ""
-    mask = Mask.NON_CAUSAL if scene.causal else Mask.CAUSAL
-    return f"; it is the {mask.value} mask's answer"
 
 
 def lost_requests(scene: Scene, is_wrong: Tensor, empty: Tensor) -> str:
