@@ -3,6 +3,7 @@
 import pytest
 
 from mla_decode.device import DeviceInfo
+from mla_decode_contract.child import Child
 from mla_decode_contract.outcome import FailureKind, Outcome
 from mla_decode_contract.pool import Pool, default_workers
 from mla_decode_contract.target import Target
@@ -10,6 +11,14 @@ from mla_decode_contract.target import Target
 IDS = ["empty.one_request", "empty.all_requests", "empty.block", "lse.natural_log"]
 
 pytestmark = pytest.mark.usefixtures("_importable_backends")
+
+
+def test_the_start_of_an_interpreter_is_no_hang():
+    child = Child(Target(backend="reference", device=DeviceInfo.assume("cpu")))
+    assert child.hello()["evidence"] == "reference"
+    answer = child.run("backend.import_is_light", 4.0, 0.0)
+    child.close()
+    assert answer["outcome"] == "passed"
 
 
 def _run(attribute, *, timeout_s=60.0):

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from mla_decode_contract.target import Target
 
 START_TIMEOUT_S = 180.0
+"""For an interpreter that imports torch and the backend."""
+STARTS_A_PROCESS = frozenset({"backend.import_is_light"})
+"""Cases whose time is an interpreter's start, not the backend's work."""
 _POLL_S = 0.05
 _BURIAL_S = 10.0
 """How long a worker that has hung up may take to end."""
@@ -78,7 +81,8 @@ class Child:
         Args:
             case_id: Which.
             budget_units: Most units of error.
-            timeout_s: Longest time.
+            timeout_s: Longest time; not below `START_TIMEOUT_S` where the case starts an
+                interpreter of its own.
             mutant: Wraps the backend for this case alone; the target's by default.
             seed: Draws other data; the target's by default.
         """
@@ -90,6 +94,8 @@ class Child:
             "seed": seed,
         }
         self._send(message)
+        if case_id in STARTS_A_PROCESS:
+            timeout_s = max(timeout_s, START_TIMEOUT_S)
         return self._answer(timeout_s)
 
     def close(self) -> None:
