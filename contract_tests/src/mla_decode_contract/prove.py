@@ -54,6 +54,7 @@ _LARGE = frozenset(
         "dtype.fp8_long_tail",
         "heads.around_multiples",
         "heads.every_declared_power",
+        "lengths.many_requests",
     }
 )
 ROTATED = tuple(
