@@ -67,6 +67,20 @@ def test_what_a_library_sets_when_it_is_imported_is_its_own(reference):
     assert os.environ[NAME] == "1"
 
 
+def test_a_library_may_need_what_it_set_when_it_was_imported(reference):
+    imported = []
+
+    def write():
+        if not imported:
+            imported.append("the library")
+            os.environ[NAME] = "1"
+        assert os.environ[NAME] == "1"
+
+    result = run_case("ubatch.no_global_state", _writing(reference, write), TARGET)
+    assert result.outcome is Outcome.PASSED
+    assert result.notes[-1].startswith("compared from the first step on")
+
+
 def test_a_state_is_put_back_whole():
     before = GlobalState.now()
     os.environ[NAME] = "1"
