@@ -216,11 +216,12 @@ def test_each_head_count_is_right_with_lse_and_without(arch):
 
 
 def test_the_servers_are_what_their_names_say():
-    found = {
-        name: decoder_of(problem_of(), server).backend.evidence(server[1])
-        for name, server in SERVERS.items()
-    }
-    assert list(found.values()) == [
+    words = [
+        decoder_of(problem_of(), server).backend.evidence(server[1])
+        for server in SERVERS.values()
+    ]
+    # What is known from cards comes after what runs here.
+    assert [word.split("; ")[0] for word in words] == [
         "reference",
         "simulated, never on AMD",
         "simulated",
