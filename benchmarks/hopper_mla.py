@@ -1,13 +1,15 @@
 """The Hopper kernel of `triton_mla` against its peers, on the card that runs this.
 
     python benchmarks/hopper_mla.py check                     # against float64
-    python benchmarks/hopper_mla.py points --results r.jsonl --budget-s 120
+    python benchmarks/hopper_mla.py points r.jsonl --budget-s 120
     python benchmarks/hopper_mla.py kernels                   # each launch by itself
     python benchmarks/hopper_mla.py tune                      # what the numbers are worth
+    python benchmarks/hopper_mla.py rows                      # programs of 16 rows, or more
+    python benchmarks/hopper_mla.py prefetch                  # fp8 tiles asked for ahead
     python benchmarks/hopper_mla.py fp8                       # against our own bf16
     python benchmarks/hopper_mla.py sustain                   # under the power limit
     python benchmarks/hopper_mla.py host                      # build and forward, eager
-    python benchmarks/hopper_mla.py table --results r.jsonl
+    python benchmarks/hopper_mla.py table r.jsonl
 
 `points` resumes: a point that stands in the results is skipped, and all peers of a point
 are measured in the same process, interleaved, so that runs of any length on any number
@@ -170,6 +172,8 @@ def check(
 
 for study in (
     hopper_studies.tune,
+    hopper_studies.rows,
+    hopper_studies.prefetch,
     hopper_studies.fp8,
     hopper_studies.sustain,
     hopper_studies.kernels,

@@ -14,6 +14,7 @@ from hopper_points import Point
 
 from mla_decode import CommonAttentionMetadata, DecodeProblem, Mask
 from mla_decode_triton import chosen_backend
+from mla_decode_triton.hopper.grid import rows_of_program
 from mla_decode_triton.hopper.variants import Tuning
 
 if TYPE_CHECKING:
@@ -51,12 +52,7 @@ def tune() -> None:
         inputs = bench.inputs(point)
         runs = {"default": graphed(own(Tuning())(bench, point, *inputs))}
         runs |= {n: graphed(own(VARIANTS[n])(bench, point, *inputs)) for n in names}
-        times: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(3):
-            for name, (replay, _kept) in runs.items():
-                times[name].append(bench.time_us(replay, 5))
-        shown = {name: round(statistics.median(t), 1) for name, t in times.items()}
-        print(f"H{heads} Q{query_len} B{requests} S{mean}", shown)
+        print(f"H{heads} Q{query_len} B{requests} S{mean}", _in_turn(bench, runs))
 
 
 FP8_SHAPES = (
@@ -68,11 +64,7 @@ FP8_SHAPES = (
 
 def fp8() -> None:
     """A bf16 query over an fp8 cache: error, and time against our own bf16 cache."""
-    bench = Bench(128 * 16384)
-    scale = torch.tensor([0.02], device="cuda")
-    small = torch.empty(bench.pool.shape, dtype=torch.float8_e4m3fn, device="cuda")
-    for source, target in zip(bench.pool.split(4096), small.split(4096), strict=True):
-        target.copy_(source / scale)
+    bench, small, scale = _with_fp8(128 * 16384)
     for heads, requests, mean in FP8_SHAPES:
         point = Point(
             heads=heads, query_len=1, requests=requests, mean=mean, causal=False
@@ -97,6 +89,75 @@ def fp8() -> None:
             f"H{heads} B{requests} S{mean}: bf16 {wide:.1f} us, fp8 {thin:.1f} us,",
             f"{wide / thin:.2f}x, error {error:.1e}",
         )
+
+
+ROWS_SHAPES = (
+    *((64, 4, 1, 256), (64, 4, 1, 1024), (128, 1, 1, 1024), (16, 4, 2, 4096)),
+    *((128, 1, 16, 256), (128, 1, 4, 1024), (128, 1, 2, 4096), (16, 4, 1, 16384)),
+    *((64, 4, 4, 1024), (128, 4, 8, 256), (128, 1, 1, 16384)),
+)
+"""Heads, block, requests, tokens, around where `choose_rows` changes its mind."""
+
+
+def rows() -> None:
+    """Programs of 16 rows beside the usual ones, over bf16 and fp8 caches."""
+    bench, small, scale = _with_fp8(64 * 4096)
+    for heads, query_len, requests, mean in ROWS_SHAPES:
+        point = Point(
+            heads=heads,
+            query_len=query_len,
+            requests=requests,
+            mean=mean,
+            causal=query_len > 1,
+        )
+        inputs = bench.inputs(point)
+        usual = rows_of_program(heads * query_len)
+        runs = {
+            f"{kind} {count}": graphed(
+                own(Tuning(), *cache, rows=count)(bench, point, *inputs)
+            )
+            for kind, cache in (("bf16", ()), ("fp8", (small, scale)))
+            for count in (usual, 16)
+        }
+        print(f"H{heads} Q{query_len} B{requests} S{mean}", _in_turn(bench, runs))
+
+
+def prefetch() -> None:
+    """How many tiles ahead many rows ask an fp8 cache into the second-level cache."""
+    bench, small, scale = _with_fp8(64 * 16384)
+    for heads, requests, mean in ((64, 16, 16384), (64, 64, 4096), (128, 16, 16384)):
+        point = Point(
+            heads=heads, query_len=1, requests=requests, mean=mean, causal=False
+        )
+        inputs = bench.inputs(point)
+        runs = {
+            f"{ahead} ahead": graphed(
+                own(Tuning(prefetch=ahead), small, scale)(bench, point, *inputs)
+            )
+            for ahead in range(5)
+        }
+        print(f"H{heads} B{requests} S{mean}", _in_turn(bench, runs))
+
+
+def _with_fp8(pool_tokens: int) -> tuple[Bench, Tensor, Tensor]:
+    """A pool, the same as fp8, and what that is times."""
+    bench = Bench(pool_tokens)
+    scale = torch.tensor([0.02], device="cuda")
+    small = torch.empty(bench.pool.shape, dtype=torch.float8_e4m3fn, device="cuda")
+    for source, target in zip(bench.pool.split(4096), small.split(4096), strict=True):
+        target.copy_(source / scale)
+    return bench, small, scale
+
+
+def _in_turn(
+    bench: Bench, runs: dict[str, tuple[Callable[[], None], Tensor]]
+) -> dict[str, float]:
+    """Medians of three turns, us."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(3):
+        for name, (replay, _kept) in runs.items():
+            times[name].append(bench.time_us(replay, 7))
+    return {name: round(statistics.median(found), 1) for name, found in times.items()}
 
 
 def sustain(seconds: float = 1.2) -> None:
